@@ -16,9 +16,10 @@ import redis
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit.acts import Act
 from forgekeeper.cli.console.access import MAX_FAILED_LOGINS, MAX_FORM_BYTES, RESPONSE_HEADERS
+from forgekeeper.cli.console.named_lines import LineFile
 from forgekeeper.cli.console.pages import DECLARED_PAGES, load_pages
 from forgekeeper.cli.console.problem_details import API_ROOT
-from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password
 from forgekeeper.cli.console.web_api.endpoints import DECLARED_ENDPOINTS, load_endpoints
 from forgekeeper.ledger.heartbeats import read_version
 from forgekeeper.ledger.holds import Hold
@@ -39,8 +40,8 @@ HEADER = "X-Forwarded-User"
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
     """The file of users: operators and a viewer of one password, and an operator whom a proxy names."""
-    made = UserFile(tmp_path_factory.mktemp("users") / "users")
-    with made.edit_users() as known:
+    made = LineFile(tmp_path_factory.mktemp("users") / "users", USER_FORMAT)
+    with made.edit_lines() as known:
         for name, role in {"vera": "viewer", "petra": "operator"}.items():
             known[name] = User(name, role, "-" if name == "petra" else HASH)
         known |= {name: User(name, "operator", HASH) for name in ("anna", "removed", "renewed", "lowered")}
@@ -227,7 +228,7 @@ def test_a_session_that_was_ended_is_of_no_use_to_who_has_kept_it(guarded):
 def test_a_session_ends_with_its_user(guarded, users):
     cookie = guarded.log_in("removed", PASSWORD)
 
-    with users.edit_users() as known:
+    with users.edit_lines() as known:
         del known["removed"]
 
     assert guarded.get("/", Cookie=cookie).status == 303
@@ -236,7 +237,7 @@ def test_a_session_ends_with_its_user(guarded, users):
 def test_a_session_ends_when_its_users_password_changes(guarded, users):
     cookie = guarded.log_in("renewed", PASSWORD)
 
-    with users.edit_users() as known:
+    with users.edit_lines() as known:
         known["renewed"] = known["renewed"]._replace(hash=hash_password(PASSWORD))
 
     assert guarded.get("/", Cookie=cookie).status == 303
@@ -245,7 +246,7 @@ def test_a_session_ends_when_its_users_password_changes(guarded, users):
 def test_a_user_who_becomes_a_viewer_is_one_at_once(guarded, users):
     cookie = guarded.log_in("lowered", PASSWORD)
 
-    with users.edit_users() as known:
+    with users.edit_lines() as known:
         known["lowered"] = known["lowered"]._replace(role="viewer")
 
     assert shown_person(guarded.get("/", Cookie=cookie)) == ("lowered", "viewer")

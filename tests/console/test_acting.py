@@ -14,7 +14,8 @@ from demo import sample_data as sample
 from forgekeeper.api.batches import FeatureFlag
 from forgekeeper.audit.acts import MAX_TEXT_LENGTH, Act
 from forgekeeper.cli.console.acting import CONSOLE_ACTIONS
-from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.named_lines import LineFile
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password
 from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.ledger.holds import Hold
@@ -58,8 +59,8 @@ class Operated:
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
     """The file of users: anna and otto operate, vera looks."""
-    made = UserFile(tmp_path_factory.mktemp("users") / "users")
-    with made.edit_users() as known:
+    made = LineFile(tmp_path_factory.mktemp("users") / "users", USER_FORMAT)
+    with made.edit_lines() as known:
         for name, role in (("anna", "operator"), ("otto", "operator"), ("vera", "viewer")):
             known[name] = User(name, role, HASH)
     return made.path

@@ -16,8 +16,9 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.cli.console.tokens import ApiToken, TokenFile, create_token, hash_token
-from forgekeeper.cli.console.users import User, UserFile
+from forgekeeper.cli.console.named_lines import LineFile
+from forgekeeper.cli.console.tokens import TOKEN_FORMAT, ApiToken, create_token, hash_token
+from forgekeeper.cli.console.users import USER_FORMAT, User
 from forgekeeper.cli.exclude import add_exclusion
 from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.heartbeats import Process
@@ -29,8 +30,8 @@ from forgekeeper.platform.database.exclusions import ExclusionSubject
 from forgekeeper.platform.installation import Installation, claim_by_writing
 from tests.harness import forks
 from tests.harness.artifacts import buckets
-from tests.harness.every import every
 from tests.harness.audited import record_intent
+from tests.harness.every import every
 from tests.harness.leases import hold_lease
 from tests.harness.performing import start_run
 from tests.harness.programs import ROOT
@@ -184,10 +185,14 @@ def test_the_page_lists_each_address_with_its_parameters(read):
 def test_the_examples_of_the_page_work_as_printed(shared, tmp_path):
     if shutil.which("curl") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("curl is not installed (Debian: curl)")
-    users, tokens, secret = UserFile(tmp_path / "users"), TokenFile(tmp_path / "tokens"), create_token()
-    with users.edit_users() as known_users:
+    users, tokens, secret = (
+        LineFile(tmp_path / "users", USER_FORMAT),
+        LineFile(tmp_path / "tokens", TOKEN_FORMAT),
+        create_token(),
+    )
+    with users.edit_lines() as known_users:
         known_users["anna"] = User("anna", "viewer", "-")
-    with tokens.edit_tokens() as known_tokens:
+    with tokens.edit_lines() as known_tokens:
         known_tokens["example"] = ApiToken("example", now(), None, hash_token(secret))
     console = shared(console_users=users.path, console_tokens=tokens.path)
     examples = re.findall(r"^curl .*$", PAGE, re.MULTILINE)

@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from forgekeeper.cli.console import command
-from forgekeeper.cli.console.users import UserFile, is_correct_password
+from forgekeeper.cli.console.named_lines import LineFile
+from forgekeeper.cli.console.users import USER_FORMAT, is_correct_password
 from forgekeeper.platform.settings import PREFIX
 from tests.harness import forks
 from tests.harness.every import every
@@ -201,7 +202,7 @@ def test_it_does_not_speak_of_a_request_that_makes_no_sense(console):
 
 
 def known(tmp_path):
-    return UserFile(tmp_path / "users").read_users()
+    return LineFile(tmp_path / "users", USER_FORMAT).read_lines()
 
 
 def test_a_user_whose_password_came_on_standard_input_can_log_in(user, tmp_path):
@@ -295,7 +296,7 @@ def test_at_a_terminal_the_password_is_asked_for_twice_and_not_shown(tmp_path):
     status, shown = typed(tmp_path, PASSWORD, PASSWORD)
 
     assert (status, PASSWORD in shown) == (0, False)
-    assert is_correct_password(UserFile(tmp_path / "users").read_users()["anna"], PASSWORD)
+    assert is_correct_password(LineFile(tmp_path / "users", USER_FORMAT).read_lines()["anna"], PASSWORD)
 
 
 @pytest.mark.usefixtures("settings")

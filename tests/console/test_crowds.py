@@ -9,8 +9,9 @@ import pytest
 
 from demo.sample_data import add_statuses
 from forgekeeper.cli.console.connections import MAX_CONNECTIONS_PER_ADDRESS, REQUEST_SECONDS
+from forgekeeper.cli.console.named_lines import LineFile
 from forgekeeper.cli.console.reading import MAX_QUESTIONS, PageReader, ReaderBusy
-from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password
 from forgekeeper.ledger.holds import Hold
 from tests.harness.thorough import whole_only
 from tests.harness.waiting import scale_timeout, wait_until
@@ -31,8 +32,8 @@ READING = """
 @pytest.fixture
 def acting(console, tmp_path):
     """A console in which anna may act, and her session."""
-    users = UserFile(tmp_path / "users")
-    with users.edit_users() as known:
+    users = LineFile(tmp_path / "users", USER_FORMAT)
+    with users.edit_lines() as known:
         known["anna"] = User("anna", "operator", hash_password(PASSWORD))
     one = console(console_users=users.path, console_actions="on")
     return one, one.log_in("anna", PASSWORD)

@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 import pytest
 
 from demo import sample_data as sample
-from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.named_lines import LineFile
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password
 from forgekeeper.ledger import quarantine
 from forgekeeper.ledger.holds import Batch, Hold
 from forgekeeper.ledger.quarantine import Quarantined
@@ -40,8 +41,8 @@ class Form:
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
-    made = UserFile(tmp_path_factory.mktemp("users") / "users")
-    with made.edit_users() as known:
+    made = LineFile(tmp_path_factory.mktemp("users") / "users", USER_FORMAT)
+    with made.edit_lines() as known:
         known["anna"] = User("anna", "operator", hash_password(PASSWORD))
     return made.path
 

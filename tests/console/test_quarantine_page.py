@@ -5,7 +5,8 @@ from urllib.parse import quote
 
 import pytest
 
-from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.named_lines import LineFile
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password
 from forgekeeper.ledger import quarantine
 from forgekeeper.platform.connections import client
 from forgekeeper.platform.database import database as db
@@ -64,8 +65,8 @@ def test_the_page_says_how_many_there_are_in_all(seen):
 
 def test_an_operator_chooses_some_and_nobody_else_can(console, tmp_path):
     db.execute_sql(MANY, [5])
-    users = UserFile(tmp_path / "users")
-    with users.edit_users() as known:
+    users = LineFile(tmp_path / "users", USER_FORMAT)
+    with users.edit_lines() as known:
         known["anna"] = User("anna", "operator", hash_password("correct horse"))
         known["vera"] = User("vera", "viewer", hash_password("correct horse"))
     one = console(console_users=users.path, console_actions="on")

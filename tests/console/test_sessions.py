@@ -1,7 +1,8 @@
 """How long a session lasts, by the console's own clock."""
 
 from forgekeeper.cli.console.access import EndedSessions
-from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.named_lines import LineFile
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
@@ -18,8 +19,8 @@ main()
 
 
 def test_a_session_ends_after_twelve_hours_whatever_the_browser_keeps(database, tmp_path):
-    users, later, (port,) = UserFile(tmp_path / "users"), tmp_path / "later", free_ports(1)
-    with users.edit_users() as known:
+    users, later, (port,) = LineFile(tmp_path / "users", USER_FORMAT), tmp_path / "later", free_ports(1)
+    with users.edit_lines() as known:
         known["anna"] = User("anna", "operator", hash_password(PASSWORD))
     later.write_text("0")
     given = {"console_port": port, "console_users": users.path, "cwd": tmp_path}

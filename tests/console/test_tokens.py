@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from forgekeeper.cli.console import command
 from forgekeeper.cli.console.access import MAX_FAILED_LOGINS
+from forgekeeper.cli.console.named_lines import LineFile
 from forgekeeper.cli.console.reading import BUSY_SENTENCE, MAX_QUESTIONS
-from forgekeeper.cli.console.tokens import ApiToken, TokenFile, create_token, find_token, hash_token
-from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.tokens import TOKEN_FORMAT, ApiToken, create_token, find_token, hash_token
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.ledger.holds import Hold
 from forgekeeper.platform.settings import PREFIX
@@ -30,8 +31,8 @@ def ended(seconds):
 
 
 def write_tokens(path):
-    made, ends = TokenFile(path), {"expired": ended(-1), "lasting": ended(3600)}
-    with made.edit_tokens() as known:
+    made, ends = LineFile(path, TOKEN_FORMAT), {"expired": ended(-1), "lasting": ended(3600)}
+    with made.edit_lines() as known:
         for name, secret in SECRETS.items():
             known[name] = ApiToken(name, CREATED, ends.get(name), hash_token(secret))
     return made
@@ -44,8 +45,8 @@ def tokens(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
-    made = UserFile(tmp_path_factory.mktemp("users") / "users")
-    with made.edit_users() as known:
+    made = LineFile(tmp_path_factory.mktemp("users") / "users", USER_FORMAT)
+    with made.edit_lines() as known:
         known["anna"] = User("anna", "operator", hash_password(PASSWORD))
     return made
 
@@ -95,7 +96,7 @@ def test_a_person_with_a_session_reads_the_api_too(guarded):
 def test_a_token_that_is_removed_reads_nothing_more(guarded, tokens):
     before = guarded.get("/api/v1/holds", **bearer("removed")).status
 
-    with tokens.edit_tokens() as known:
+    with tokens.edit_lines() as known:
         del known["removed"]
 
     assert (before, guarded.get("/api/v1/holds", **bearer("removed")).status) == (200, 401)
@@ -190,12 +191,12 @@ WRONG = [
 
 @every("wrong", WRONG)
 def test_only_the_whole_token_is_one(tokens, wrong):
-    assert find_token(tokens.read_tokens().values(), wrong) is None
+    assert find_token(tokens.read_lines().values(), wrong) is None
 
 
 @every("name", ["prometheus", "lasting", "expired"])
 def test_a_token_is_found_by_its_hash(tokens, name):
-    assert find_token(tokens.read_tokens().values(), SECRETS[name]).name == name
+    assert find_token(tokens.read_lines().values(), SECRETS[name]).name == name
 
 
 def test_wrong_tokens_count_to_the_limit_of_logins(guessed):
@@ -285,7 +286,7 @@ def test_a_token_is_shown_once_and_only_its_hash_is_kept(token, tmp_path):
     file = tmp_path / "tokens"
     assert shown.removeprefix("forgekeeper_read_") not in file.read_text() + token("list") + token("list", "--json")
     assert file.stat().st_mode & 0o777 == 0o600
-    assert find_token(TokenFile(file).read_tokens().values(), shown).name == "prometheus"
+    assert find_token(LineFile(file, TOKEN_FORMAT).read_lines().values(), shown).name == "prometheus"
 
 
 def test_a_token_may_expire(token):
@@ -348,13 +349,13 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path, line):
     file.write_text(f"good:20260102T030405Z:-:sha256${'0' * 64}\n{line}\n")
 
     with pytest.raises(Problem, match=r"line 2 of .* is not a token, or repeats a token: write name:created:expires"):
-        TokenFile(file).read_tokens()
+        LineFile(file, TOKEN_FORMAT).read_lines()
 
 
 def test_a_line_keeps_its_times(tmp_path):
     tokens = write_tokens(tmp_path / "tokens")
 
-    found = tokens.read_tokens()["lasting"]
+    found = tokens.read_lines()["lasting"]
 
     assert (found.created_at, timedelta(0) < found.expires_at - datetime.now(UTC) <= timedelta(hours=1)) == (
         CREATED,

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from forgekeeper.cli.console.named_lines import is_valid_name
-from forgekeeper.cli.console.users import User, UserFile, hash_password, is_correct_password
+from forgekeeper.cli.console.named_lines import LineFile, is_valid_name
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password, is_correct_password
 from forgekeeper.cli.terminal import Problem
 from tests.harness.every import every
 from tests.harness.thorough import whole_only
@@ -16,8 +16,8 @@ ANNA = User("anna", "operator", HASH)
 
 @pytest.fixture
 def users(tmp_path):
-    made = UserFile(tmp_path / "users")
-    with made.edit_users() as known:
+    made = LineFile(tmp_path / "users", USER_FORMAT)
+    with made.edit_lines() as known:
         known["anna"] = ANNA
     return made
 
@@ -25,7 +25,7 @@ def users(tmp_path):
 def test_a_line_is_a_user(users):
     users.path.write_text(f"anna:operator:{HASH}\n\n  vera@example.com:viewer:-  \n")
 
-    assert users.read_users() == {"anna": ANNA, "vera@example.com": User("vera@example.com", "viewer", "-")}
+    assert users.read_lines() == {"anna": ANNA, "vera@example.com": User("vera@example.com", "viewer", "-")}
 
 
 WRONG = [
@@ -44,7 +44,7 @@ def test_a_line_that_is_none_is_named_by_its_number_with_what_to_do_and_never_re
     users.path.write_text(f"vera:viewer:-\n{line}\n")
 
     with pytest.raises(Problem) as refused:
-        users.read_users()
+        users.read_lines()
 
     form = "write name:role:hash, or run `forgekeeper console user add`"
     assert str(refused.value) == f"line 2 of {users.path} is not a user, or repeats a user: {form}"
@@ -52,21 +52,21 @@ def test_a_line_that_is_none_is_named_by_its_number_with_what_to_do_and_never_re
 
 def test_a_file_that_is_not_there_is_said_with_what_makes_it(tmp_path):
     with pytest.raises(Problem, match=r"there is no .*: `forgekeeper console user add` creates it"):
-        UserFile(tmp_path / "none").read_users()
+        LineFile(tmp_path / "none", USER_FORMAT).read_lines()
 
 
 def test_a_file_that_is_no_text_is_said(users):
     users.path.write_bytes(b"\xff")
 
     with pytest.raises(Problem, match=r"cannot read the users in .*: it is not UTF-8; fix the file"):
-        users.read_users()
+        users.read_lines()
 
 
 def test_a_file_that_others_may_write_is_refused(users):
     users.path.chmod(0o620)
 
     with pytest.raises(Problem, match=r"others may write .*: run `chmod 600 "):
-        users.read_users()
+        users.read_lines()
 
 
 def test_only_its_owner_may_read_it(users):
@@ -75,20 +75,20 @@ def test_only_its_owner_may_read_it(users):
 
 def test_those_who_change_it_at_once_take_nothing_from_one_another(users):
     def add(number):
-        with users.edit_users() as known:
+        with users.edit_lines() as known:
             known[f"u{number}"] = User(f"u{number}", "viewer", "-")
 
     with ThreadPoolExecutor(20) as threads:
         list(threads.map(add, range(20)))
 
-    assert len(users.read_users()) == 21
+    assert len(users.read_lines()) == 21
 
 
 def test_a_change_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(users):
-    with pytest.raises(AttributeError), users.edit_users() as known:
+    with pytest.raises(AttributeError), users.edit_lines() as known:
         known["vera"] = None
 
-    assert list(users.read_users()) == ["anna"]
+    assert list(users.read_lines()) == ["anna"]
     assert [file.name for file in users.path.parent.iterdir()] == ["users"]
 
 
@@ -96,10 +96,10 @@ def test_a_link_leads_to_the_file_after_a_change_too(users, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(users.path)
 
-    with UserFile(link).edit_users() as known:
+    with LineFile(link, USER_FORMAT).edit_lines() as known:
         known["vera"] = User("vera", "viewer", "-")
 
-    assert (link.is_symlink(), list(users.read_users())) == (True, ["anna", "vera"])
+    assert (link.is_symlink(), list(users.read_lines())) == (True, ["anna", "vera"])
 
 
 @every(

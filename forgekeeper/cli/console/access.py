@@ -28,12 +28,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forgekeeper.cli.console.named_lines import MAX_NAME_LENGTH, is_valid_name
+from forgekeeper.cli.console.named_lines import MAX_NAME_LENGTH, LineFile, is_valid_name
 from forgekeeper.cli.console.pages import FLASH_COOKIE, render_page, render_refusal
 from forgekeeper.cli.console.probes import answer_probe
 from forgekeeper.cli.console.problem_details import is_for_api
-from forgekeeper.cli.console.tokens import TOKEN_PREFIX, ApiToken, TokenFile, find_token, read_clock
-from forgekeeper.cli.console.users import LOCAL_HOST_NAMES, Role, User, UserFile, is_correct_password
+from forgekeeper.cli.console.tokens import TOKEN_FORMAT, TOKEN_PREFIX, ApiToken, find_token, read_clock
+from forgekeeper.cli.console.users import LOCAL_HOST_NAMES, USER_FORMAT, Role, User, is_correct_password
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.platform.settings import Settings
 
@@ -131,8 +131,8 @@ class AccessMiddleware:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
-        self._users = UserFile(settings.console_users) if settings.console_users else None
-        self._tokens = TokenFile(settings.console_tokens) if settings.console_tokens else None
+        self._users = LineFile(settings.console_users, USER_FORMAT) if settings.console_users else None
+        self._tokens = LineFile(settings.console_tokens, TOKEN_FORMAT) if settings.console_tokens else None
         self._token_log_times: dict[str, float] = {}
         self._ended = EndedSessions(SESSION_SECONDS)
         self._failures: Counter[str] = Counter()
@@ -211,7 +211,7 @@ class AccessMiddleware:
         if self._settings.console_proxy:
             self._refuse_direct_request(request)
         try:
-            known = self._tokens.read_tokens() if self._tokens else {}
+            known = self._tokens.read_lines() if self._tokens else {}
         except Problem as problem:
             log.warning("token file unreadable", error=str(problem))
             raise HTTPException(503, "the console cannot read the file of its tokens; see its log") from None
@@ -239,7 +239,7 @@ class AccessMiddleware:
 
     def _identify_person(self, request: Request) -> Person | None:
         """Return the person, or None if a login is needed."""
-        users = self._users.read_users() if self._users else {}
+        users = self._users.read_lines() if self._users else {}
         name = self._read_proxy_user(request) if self._settings.console_proxy else None
         if name is not None:
             return self._grant_role(name, users[name].role if name in users else "viewer")
@@ -289,7 +289,7 @@ class AccessMiddleware:
 
         Raises `HTTPException` after too many failures.
         """
-        user = self._users.read_users().get(name) if self._users else None
+        user = self._users.read_lines().get(name) if self._users else None
         client = self._client_address(request)
         keys = {_address_key(client), f"for {name[:MAX_NAME_LENGTH]}"}
         known_browser = _read_signed_cookie(request, KNOWN_BROWSER_COOKIE, KNOWN_BROWSER_SECONDS)

@@ -13,18 +13,11 @@ import structlog
 import typer
 
 from forgekeeper.cli.connection import load_and_configure_logging, record_acts
-from forgekeeper.cli.console.named_lines import NAME_RULE, is_valid_name
+from forgekeeper.cli.console.named_lines import NAME_RULE, LineFile, is_valid_name
 from forgekeeper.cli.console.token_command import token
-from forgekeeper.cli.console.tokens import TokenFile
-from forgekeeper.cli.console.users import (
-    LOCAL_HOST_NAMES,
-    PROXY_USER_HASH,
-    Role,
-    User,
-    UserFile,
-    hash_password,
-)
-from forgekeeper.cli.terminal import Json, Problem, create_group, print_answer, print_json, print_table, wrong_use
+from forgekeeper.cli.console.tokens import TOKEN_FORMAT
+from forgekeeper.cli.console.users import LOCAL_HOST_NAMES, PROXY_USER_HASH, USER_FORMAT, Role, User, hash_password
+from forgekeeper.cli.terminal import Json, create_group, print_answer, print_json, print_table, wrong_use
 from forgekeeper.platform.connections import ServerTimeouts, configure_clients
 from forgekeeper.platform.extras import install_command
 from forgekeeper.platform.settings import PREFIX, Settings
@@ -83,7 +76,7 @@ def serve_console(context: typer.Context) -> None:
 
 def list_users(*, json: Json = False) -> None:
     """List the users."""
-    found = [(one.name, one.role, one.hash == PROXY_USER_HASH) for one in _require_user_file().read_users().values()]
+    found = [(one.name, one.role, one.hash == PROXY_USER_HASH) for one in _require_user_file().read_lines().values()]
     if json:
         print_json([{"name": name, "role": role, "proxy": proxy} for name, role, proxy in found])
     else:
@@ -115,7 +108,7 @@ def add_user(
     if not is_valid_name(name):
         wrong_use(NAME_RULE)
     hashed = PROXY_USER_HASH if proxy else hash_password(_read_password())
-    with users.edit_users() as known:
+    with users.edit_lines() as known:
         done = "changed" if name in known else "added"
         known[name] = User(name, role, hashed)
     text = f"{done} {name}, {role}{', authenticated by a proxy' if proxy else ''}"
@@ -125,10 +118,7 @@ def add_user(
 @user.command("remove")
 def remove_user(name: Annotated[str, typer.Argument(help="The user's name.")], *, json: Json = False) -> None:
     """Remove a user, and end the user's sessions."""
-    users = _require_user_file()
-    with users.edit_users() as known:
-        if known.pop(name, None) is None:
-            raise Problem(f"there is no user {name!r} in {users.path}; there are: {', '.join(known) or 'none'}")
+    _require_user_file().remove_line(name)
     print_answer({"name": name, "done": "removed"}, f"removed {name}", json=json)
 
 
@@ -147,9 +137,9 @@ def _configure_server(settings: Settings) -> Config:
     from forgekeeper.cli.console.connections import OpenConnections
 
     if settings.console_users:
-        _require_user_file().read_users()
+        _require_user_file().read_lines()
     if settings.console_tokens:
-        TokenFile(settings.console_tokens).read_tokens()
+        LineFile(settings.console_tokens, TOKEN_FORMAT).read_lines()
     # Only uvicorn's warnings and errors are useful, and they appear in our log.
     made = Config(
         create_application(settings),
@@ -190,10 +180,10 @@ def _refuse_open_access(settings: Settings) -> None:
         wrong_use(f"anybody who reaches {host} could {'look' if beyond else 'act'}: {users}")
 
 
-def _require_user_file() -> UserFile:
+def _require_user_file() -> LineFile[User]:
     if (path := load_and_configure_logging().console_users) is None:
         wrong_use(f"{PREFIX}CONSOLE_USERS is not set: set it to the path of the file with the console's users")
-    return UserFile(path)
+    return LineFile(path, USER_FORMAT)
 
 
 def _read_password() -> str:

@@ -44,47 +44,60 @@ class LineFormat(NamedTuple, Generic[Line]):
     parse_line: Callable[[str], Line | None]
 
 
-def read_lines(path: Path, expected: LineFormat[Line]) -> dict[str, Line]:
-    """Read the lines by name; raise `Problem` if the file is unreadable or writable by others."""
-    try:
-        text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
-    except FileNotFoundError:
-        raise Problem(f"there is no {path}: {expected.command} creates it", WRONG_USE_STATUS) from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise Problem(f"cannot read the {expected.noun}s in {path}: {why}; fix the file", WRONG_USE_STATUS) from None
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Problem(f"others may write {path}: run `chmod 600 {path}`", WRONG_USE_STATUS)
-    found: dict[str, Line] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        if (one := expected.parse_line(line.strip())) is None or one.name in found:
-            # The line may contain a secret, so the error does not repeat it.
-            sentence = (
-                f"line {number} of {path} is not a {expected.noun}, or repeats a {expected.noun}: write"
-                f" {expected.form}, or run {expected.command}"
-            )
-            raise Problem(sentence, WRONG_USE_STATUS)
-        found[one.name] = one
-    return found
+class LineFile(NamedTuple, Generic[Line]):
+    """The lines of a file, in the *expected* format."""
 
+    path: Path
+    expected: LineFormat[Line]
 
-@contextmanager
-def edit_lines(path: Path, expected: LineFormat[Line]) -> Iterator[dict[str, Line]]:
-    """Change the lines inside the block, under a lock.
+    def read_lines(self) -> dict[str, Line]:
+        """Read the lines by name; raise `Problem` if the file is unreadable or writable by others."""
+        path, noun, command = self.path, self.expected.noun, self.expected.command
+        try:
+            text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
+        except FileNotFoundError:
+            raise Problem(f"there is no {path}: {command} creates it", WRONG_USE_STATUS) from None
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise Problem(f"cannot read the {noun}s in {path}: {why}; fix the file", WRONG_USE_STATUS) from None
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise Problem(f"others may write {path}: run `chmod 600 {path}`", WRONG_USE_STATUS)
+        found: dict[str, Line] = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not line.strip():
+                continue
+            if (one := self.expected.parse_line(line.strip())) is None or one.name in found:
+                # The line may contain a secret, so the error does not repeat it.
+                sentence = (
+                    f"line {number} of {path} is not a {noun}, or repeats a {noun}: write {self.expected.form}, or run"
+                    f" {command}"
+                )
+                raise Problem(sentence, WRONG_USE_STATUS)
+            found[one.name] = one
+        return found
 
-    The file is replaced atomically, and only its owner may read it.
-    """
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        # Without the lock, the later of two concurrent changes would restore a line that the earlier removed.
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        lines = read_lines(path, expected) if path.exists() else {}
-        yield lines
-        _replace_file(path.resolve(), "".join(f"{one.format_line()}\n" for one in lines.values()))
-    finally:
-        os.close(folder)
+    @contextmanager
+    def edit_lines(self) -> Iterator[dict[str, Line]]:
+        """Change the lines inside the block, under a lock.
+
+        The file is replaced atomically, and only its owner may read it.
+        """
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            # Without the lock, the later of two concurrent changes would restore a line that the earlier removed.
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            lines = self.read_lines() if self.path.exists() else {}
+            yield lines
+            _replace_file(self.path.resolve(), "".join(f"{one.format_line()}\n" for one in lines.values()))
+        finally:
+            os.close(folder)
+
+    def remove_line(self, name: str) -> None:
+        """Remove the line of that name; raise `Problem` if there is none."""
+        with self.edit_lines() as known:
+            if known.pop(name, None) is None:
+                there = ", ".join(known) or "none"
+                raise Problem(f"there is no {self.expected.noun} {name!r} in {self.path}; there are: {there}")
 
 
 def is_valid_name(name: str) -> bool:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from forgekeeper.cli.connection import load_and_configure_logging
-from forgekeeper.cli.console.named_lines import NAME_RULE, is_valid_name
-from forgekeeper.cli.console.tokens import ApiToken, TokenFile, create_token, hash_token, read_clock
+from forgekeeper.cli.console.named_lines import NAME_RULE, LineFile, is_valid_name
+from forgekeeper.cli.console.tokens import TOKEN_FORMAT, ApiToken, create_token, hash_token, read_clock
 from forgekeeper.cli.terminal import (
     Json,
     Problem,
@@ -28,7 +28,7 @@ MAX_TOKEN_DAYS = 3_650
 def list_tokens(*, json: Json = False) -> None:
     """List the tokens, without the tokens themselves: only their hashes are stored."""
     instant = read_clock()
-    found = [_token_facts(one, instant) for one in _require_token_file().read_tokens().values()]
+    found = [_token_facts(one, instant) for one in _require_token_file().read_lines().values()]
     if json:
         print_json(found)
         return
@@ -60,7 +60,7 @@ def add_token(
     expires = None if days is None else instant + timedelta(days=days)
     secret = create_token()
     added = ApiToken(name, instant, expires, hash_token(secret))
-    with tokens.edit_tokens() as known:
+    with tokens.edit_lines() as known:
         if name in known:
             raise Problem(f"there is a token {name!r} already: remove it, or choose another name")
         known[name] = added
@@ -72,10 +72,7 @@ def add_token(
 @token.command("remove")
 def remove_token(name: Annotated[str, typer.Argument(help="The token's name.")], *, json: Json = False) -> None:
     """Remove a token: from now on it reads nothing."""
-    tokens = _require_token_file()
-    with tokens.edit_tokens() as known:
-        if known.pop(name, None) is None:
-            raise Problem(f"there is no token {name!r} in {tokens.path}; there are: {', '.join(known) or 'none'}")
+    _require_token_file().remove_line(name)
     print_answer({"name": name, "done": "removed"}, f"removed {name}", json=json)
 
 
@@ -88,7 +85,7 @@ def _token_facts(one: ApiToken, instant: datetime) -> dict[str, Any]:
     }
 
 
-def _require_token_file() -> TokenFile:
+def _require_token_file() -> LineFile[ApiToken]:
     if (path := load_and_configure_logging().console_tokens) is None:
         wrong_use(f"{PREFIX}CONSOLE_TOKENS is not set: set it to the path of the file with the API's tokens")
-    return TokenFile(path)
+    return LineFile(path, TOKEN_FORMAT)

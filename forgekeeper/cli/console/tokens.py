@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest
-from pathlib import Path
 from typing import NamedTuple
 
-from forgekeeper.cli.console.named_lines import LineFormat, edit_lines, is_valid_name, read_lines
+from forgekeeper.cli.console.named_lines import LineFormat, is_valid_name
 
 TOKEN_PREFIX = "forgekeeper_read_"  # noqa: S105, the beginning of every token, for scanners of secrets
 TOKEN_BYTES = 32
@@ -42,25 +40,6 @@ class ApiToken(NamedTuple):
     def is_expired(self, instant: datetime) -> bool:
         """Check whether the token's time is over."""
         return self.expires_at is not None and self.expires_at <= instant
-
-
-class TokenFile(NamedTuple):
-    """The tokens in a file."""
-
-    path: Path
-
-    def read_tokens(self) -> dict[str, ApiToken]:
-        """Read the tokens by name; raise `Problem` if the file is unreadable or writable by others."""
-        return read_lines(self.path, TOKEN_FORMAT)
-
-    @contextmanager
-    def edit_tokens(self) -> Iterator[dict[str, ApiToken]]:
-        """Change the tokens inside the block, under a lock.
-
-        The file is replaced atomically, and only its owner may read it.
-        """
-        with edit_lines(self.path, TOKEN_FORMAT) as tokens:
-            yield tokens
 
 
 def read_clock() -> datetime:

@@ -6,12 +6,9 @@ The hash is argon2's. A user whom only a proxy names has the hash `-`, which mat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal, NamedTuple
 
-from forgekeeper.cli.console.named_lines import LineFormat, edit_lines, is_valid_name, read_lines
+from forgekeeper.cli.console.named_lines import LineFormat, is_valid_name
 
 Role = Literal["viewer", "operator"]
 PROXY_USER_HASH = "-"
@@ -30,25 +27,6 @@ class User(NamedTuple):
     def format_line(self) -> str:
         """Return the user's line."""
         return ":".join(self)
-
-
-class UserFile(NamedTuple):
-    """The users in a file."""
-
-    path: Path
-
-    def read_users(self) -> dict[str, User]:
-        """Read the users by name; raise `Problem` if the file is unreadable or writable by others."""
-        return read_lines(self.path, USER_FORMAT)
-
-    @contextmanager
-    def edit_users(self) -> Iterator[dict[str, User]]:
-        """Change the users inside the block, under a lock.
-
-        The file is replaced atomically, and only its owner may read it.
-        """
-        with edit_lines(self.path, USER_FORMAT) as users:
-            yield users
 
 
 def hash_password(password: str) -> str:

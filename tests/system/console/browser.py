@@ -4,7 +4,8 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
-from forgekeeper.cli.console.users import User, UserFile, hash_password
+from forgekeeper.cli.console.named_lines import LineFile
+from forgekeeper.cli.console.users import USER_FORMAT, User, hash_password
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
@@ -37,7 +38,7 @@ def console_in(folder, **settings):
     """Run a console that is ready, its log in the folder: `ada` operates it, `eve` may look."""
     (port,) = free_ports(1)
     users = Path(folder) / f"users-{port}"
-    with UserFile(users).edit_users() as known:
+    with LineFile(users, USER_FORMAT).edit_lines() as known:
         known |= {name: User(name, role, hash_password(PASSWORD)) for name, role in ROLES.items()}
     settings = {"console_users": users, "console_actions": "on"} | settings
     log = Path(folder) / f"console-{port}.log"

@@ -61,7 +61,7 @@ class Problem(Exception):
 
     def __init__(self, sentence: str, status: int = FAILED_STATUS) -> None:
         super().__init__(sentence)
-        self.status = status
+        self.sentence, self.status = sentence, status
 
 
 class ActResult(Protocol):

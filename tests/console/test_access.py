@@ -443,7 +443,7 @@ FORGED = [
 
 
 @every("headers", FORGED)
-@every("path", ["/login", "/logout", "/act/pause", "/", "/static/console.css", "/nothing"])
+@every("path", ["/login", "/logout", "/language/ja", "/act/pause", "/", "/static/console.css", "/nothing"])
 def test_a_form_that_no_page_of_the_console_has_sent_is_refused(guarded, path, headers):
     cookie = session(guarded, "anna")
     headers = {name: value and value.replace("SELF", guarded.url) for name, value in headers.items()}

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 from markupsafe import Markup
@@ -11,6 +12,7 @@ from markupsafe import Markup
 from forgekeeper.api.batches import FLAGS, FeatureFlag
 from forgekeeper.audit import acts
 from forgekeeper.cli.console import declared
+from forgekeeper.cli.console.languages import LANGUAGES
 from forgekeeper.cli.console.template_filters import link_commands
 from tests.harness.every import every
 from tests.harness.html import read_rows
@@ -117,16 +119,16 @@ def test_an_alert_about_a_child_is_one_of_its_batch():
     assert rule["batches"] == {"git_ref_cleanup"}
 
 
-@every("name", declared.list_runbooks())
-def test_a_runbook_has_no_broken_link_and_its_headings_below_that_of_the_page(name):
-    text = declared.render_markdown((declared.RUNBOOKS_FOLDER / f"{name}.md").read_text())
+@every("language, name", product(LANGUAGES, declared.list_runbooks()))
+def test_a_runbook_has_no_broken_link_and_its_headings_below_that_of_the_page(language, name):
+    text = declared.render_markdown(declared.read_runbook(name)[language])
 
     assert "<h1" not in text
     for link in re.findall(r'href="([^"]*)"', text):
         page, _, anchor = link.partition("#")
         assert page in {"/alerts", "/settings", *(f"/runbooks/{one}" for one in declared.list_runbooks())}, link
         if anchor:
-            other = declared.render_markdown((declared.RUNBOOKS_FOLDER / f"{page.rpartition('/')[2]}.md").read_text())
+            other = declared.render_markdown(declared.read_runbook(page.rpartition("/")[2])[language])
             assert f'id="{anchor}"' in other
 
 

@@ -5,18 +5,14 @@ from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
-from jinja2 import Environment, PackageLoader
 
 from forgekeeper.cli.console import drawing
-from forgekeeper.cli.console.template_filters import TEMPLATE_FILTERS
+from forgekeeper.cli.console.template_environments import create_environments
 
 EVIL = '"><script>alert(1)</script>'
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
-TEMPLATES = Environment(
-    loader=PackageLoader("forgekeeper.cli.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-)
-TEMPLATES.filters.update(TEMPLATE_FILTERS)
+TEMPLATES = create_environments()["en"]
 
 
 def drawn(name, *given):
@@ -89,9 +85,9 @@ def test_what_began_later_stands_further_right_and_what_lasts_yet_reaches_the_en
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
-    [("sparkline", ([(NOON, 1)],)), ("strip", ([run(EVIL)],)), ("columns", ([(run(EVIL), 1, EVIL)],)),
-     ("spans", ([(EVIL, EVIL, 0, 1)],))],
+    ("name", "given", "ends"),
+    [("sparkline", [(NOON, 1)], ()), ("strip", [run(EVIL)], ()), ("columns", [(run(EVIL), 1, EVIL)], ()),
+     ("spans", [(EVIL, EVIL, 0, 1)], (NOON, NOON))],
 )  # fmt: skip
-def test_text_is_escaped_wherever_it_stands(name, given):
-    assert "<script>" not in ET.tostring(drawn(name, *given, EVIL)).decode()
+def test_text_is_escaped_wherever_it_stands(name, given, ends):
+    assert "<script>" not in ET.tostring(drawn(name, given, EVIL, *ends)).decode()

@@ -28,10 +28,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forgekeeper.cli.console.languages import LANGUAGE_COOKIE, LANGUAGE_COOKIE_SECONDS, LANGUAGES
 from forgekeeper.cli.console.named_lines import MAX_NAME_LENGTH, LineFile, is_valid_name
 from forgekeeper.cli.console.pages import FLASH_COOKIE, render_page, render_refusal
 from forgekeeper.cli.console.probes import answer_probe
 from forgekeeper.cli.console.problem_details import is_for_api
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.console.tokens import TOKEN_FORMAT, TOKEN_PREFIX, ApiToken, find_token, read_clock
 from forgekeeper.cli.console.users import LOCAL_HOST_NAMES, USER_FORMAT, Role, User, is_correct_password
 from forgekeeper.cli.terminal import Problem
@@ -52,6 +54,8 @@ SESSION_COOKIE = "forgekeeper_session"
 KNOWN_BROWSER_COOKIE = "forgekeeper_known"
 """Cookie of a browser with an earlier login, which strangers' failures cannot lock out."""
 SESSION_SECONDS, KNOWN_BROWSER_SECONDS = 12 * 3600, 30 * 86_400
+LANGUAGE_ADDRESS = "/language/"
+"""Address of the button that switches to a language, before the language."""
 MAX_FORM_BYTES = 64 * 1024
 """Maximum size of a form, in bytes."""
 MAX_FORM_FIELDS = 2_000
@@ -105,6 +109,14 @@ def ensure_local_path(path: str) -> str:
     return path if fine and " " not in path else "/"
 
 
+def find_previous_page(request: Request) -> str:
+    """Return the console's page that the person came from, else the first page."""
+    came = urlsplit(request.headers.get("referer", ""))
+    if came.netloc != request.headers.get("host"):
+        return "/"
+    return ensure_local_path(came.path + (f"?{came.query}" if came.query else ""))
+
+
 class EndedSessions:
     """Sessions that people have ended, each remembered until its cookie expires."""
 
@@ -151,12 +163,12 @@ class AccessMiddleware:
         try:
             answer = await self._intercept_request(request)
         except HTTPException as refused:
-            answer = render_refusal(request, "Refused", refused.status_code, refused.detail)
+            answer = render_refusal(request, TranslatableText("Refused"), refused.status_code, refused.detail)
             answer.headers.update(refused.headers or {})
         except Problem as problem:
             log.warning("user file unreadable", error=str(problem))
-            sentence = "the console cannot read the file of its users; see its log"
-            answer = render_refusal(request, "Refused", 503, sentence)
+            sentence = TranslatableText("the console cannot read the file of its users; see its log")
+            answer = render_refusal(request, TranslatableText("Refused"), 503, sentence)
         await (answer or self._app)(scope, receive, send)
 
     async def _intercept_request(self, request: Request) -> Response | None:
@@ -174,6 +186,8 @@ class AccessMiddleware:
             request.state.form = await _read_form(request)
         if path.startswith("/static/"):
             return None
+        if request.method == "POST" and path.startswith(LANGUAGE_ADDRESS):
+            return _switch_language(request, path.removeprefix(LANGUAGE_ADDRESS))
         request.state.person = self._identify_person(request)
         if self._users and path == "/login":
             return await self._answer_login(request)
@@ -187,7 +201,7 @@ class AccessMiddleware:
         if not (
             self._users or self._settings.console_proxy or name in {*LOCAL_HOST_NAMES, self._settings.console_host}
         ):
-            raise HTTPException(421, "open this console as localhost: other host names are refused")
+            raise HTTPException(421, TranslatableText("open this console as localhost: other host names are refused"))
 
     def _identify_reader(self, request: Request) -> Person:
         """Return the person or the token that reads the API, always as a viewer.
@@ -265,24 +279,26 @@ class AccessMiddleware:
         if not names and self._users:
             return None
         if len(names) != 1 or not names[0].strip():
-            raise HTTPException(403, "the proxy must send exactly one user name")
+            raise HTTPException(403, TranslatableText("the proxy must send exactly one user name"))
         with suppress(UnicodeDecodeError):
             # The name stays unchanged: a trimmed or cleaned name could be another person's.
             if is_valid_name(name := names[0].encode("latin-1").decode()):
                 return name
-        raise HTTPException(403, "the proxy sends a name that is not valid for a user")
+        raise HTTPException(403, TranslatableText("the proxy sends a name that is not valid for a user"))
 
     def _refuse_direct_request(self, request: Request) -> None:
         """Refuse a request that does not come from a known proxy."""
         if not any(_peer_address(request) in network for network in self._settings.console_proxy):
-            raise HTTPException(403, "use the address of the proxy: direct requests are refused")
+            raise HTTPException(403, TranslatableText("use the address of the proxy: direct requests are refused"))
 
     async def _answer_login(self, request: Request) -> Response:
         asked = request.state.form if request.method == "POST" else request.query_params
         to, wrong = ensure_local_path(asked.get("next", "/")), request.method == "POST"
         if wrong and (user := await self._authenticate_user(request, asked.get("name", ""), asked.get("password", ""))):
             return _begin_session(RedirectResponse(to, 303), user, request)
-        return render_page(request, "login.html", "Log in", 401 if wrong else 200, next=to, wrong=wrong)
+        return render_page(
+            request, "login.html", TranslatableText("Log in"), 401 if wrong else 200, next=to, wrong=wrong
+        )
 
     async def _authenticate_user(self, request: Request, name: str, password: str) -> User | None:
         """Return the user if name and password match.
@@ -314,7 +330,9 @@ class AccessMiddleware:
         if max(self._failures[key] for key in keys) >= MAX_FAILED_LOGINS:
             log.warning(event, **who, reason="too many")
             seconds = str(int(self._failures_reset_at - time.monotonic()) + 1)
-            sentence = f"too many logins have failed: try again in {seconds} seconds"
+            sentence = TranslatableText(
+                "too many logins have failed: try again in %(seconds)s seconds", seconds=seconds
+            )
             raise HTTPException(429, sentence, {"Retry-After": seconds})
 
     def _client_address(self, request: Request) -> IPv4Address | IPv6Address:
@@ -345,19 +363,46 @@ def _refuse_cross_site(request: Request) -> None:
         with suppress(ValueError):
             fine = bool(origin := headers.get("origin")) and urlsplit(origin).netloc == headers.get("host")
     if not fine:
-        raise HTTPException(403, "this form was not sent from a page of the console: open the page and send it again")
+        sentence = TranslatableText(
+            "this form was not sent from a page of the console: open the page and send it again"
+        )
+        raise HTTPException(403, sentence)
 
 
 async def _read_form(request: Request) -> ImmutableMultiDict[str, str]:
     """Read the fields of a form; its Content-Length is required and limited."""
     length = request.headers.get("content-length", str(MAX_FORM_BYTES + 1))
     if "transfer-encoding" in request.headers or int(length) > MAX_FORM_BYTES:
-        raise HTTPException(413, f"the form is larger than {MAX_FORM_BYTES:,} bytes: select less at once")
+        limit = f"{MAX_FORM_BYTES:,}"
+        sentence = TranslatableText("the form is larger than %(limit)s bytes: select less at once", limit=limit)
+        raise HTTPException(413, sentence)
     try:
         body = (await request.body()).decode(errors="replace")
         return ImmutableMultiDict(parse_qsl(body, keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS))
     except (ValueError, ClientDisconnect):
-        raise HTTPException(400, f"the form has more than {MAX_FORM_FIELDS:,} fields: select less") from None
+        limit = f"{MAX_FORM_FIELDS:,}"
+        sentence = TranslatableText("the form has more than %(limit)s fields: select less", limit=limit)
+        raise HTTPException(400, sentence) from None
+
+
+def _switch_language(request: Request, language: str) -> Response:
+    """Keep the language in the browser, also before a login; return to the page with the button."""
+    answer = RedirectResponse(find_previous_page(request), 303)
+    if language in LANGUAGES:
+        answer.set_cookie(
+            LANGUAGE_COOKIE,
+            language,
+            max_age=LANGUAGE_COOKIE_SECONDS,
+            httponly=True,
+            samesite="lax",
+            secure=_is_encrypted(request),
+        )
+    return answer
+
+
+def _is_encrypted(request: Request) -> bool:
+    # If a proxy terminates TLS, only the browser's Origin shows it.
+    return request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
 
 
 def _redirect_to_login(request: Request) -> Response:
@@ -374,8 +419,7 @@ def _begin_session(answer: Response, user: User, request: Request) -> Response:
     value = _cookie_signer.dumps(
         {"name": user.name, "of": _password_fingerprint(user), "once": secrets.token_hex(16)}, salt=SESSION_COOKIE
     )
-    # If a proxy terminates TLS, only the browser's Origin shows it.
-    secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
+    secure = _is_encrypted(request)
     known = _cookie_signer.dumps({"name": user.name, "once": secrets.token_hex(16)}, salt=KNOWN_BROWSER_COOKIE)
     for cookie, content, seconds in (
         (SESSION_COOKIE, value, SESSION_SECONDS),

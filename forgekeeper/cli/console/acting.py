@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from anyio import to_thread
 from starlette.datastructures import ImmutableMultiDict
@@ -22,9 +21,10 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import acts
 from forgekeeper.cli import declared, holding, process_list, running
 from forgekeeper.cli.connection import batch_named, require_redis, require_schema
-from forgekeeper.cli.console.access import can_act, ensure_local_path, set_flash_message
+from forgekeeper.cli.console.access import can_act, ensure_local_path, find_previous_page, set_flash_message
 from forgekeeper.cli.console.pages import render_page
 from forgekeeper.cli.console.reading import SERVER_ERRORS, describe_trouble
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.quarantine import EntryChoice, QuarantineAct
 from forgekeeper.cli.terminal import WRONG_USE_STATUS, ActResult, Problem, read_number, wrong_use
 from forgekeeper.ledger.holds import KINDS_BY_PEOPLE, Hold, Kind
@@ -67,7 +67,7 @@ def _read_batch_names(fields: FormFields) -> list[str] | None:
 
 def _describe_work(names: list[str] | None) -> list[str]:
     found = [*process_list.describe_work(names)]
-    return [f"running now: {len(found):,} runs and children", *found]
+    return [TranslatableText("running now: %(count)s runs and children", count=f"{len(found):,}"), *found]
 
 
 def _preview_hold(fields: FormFields, _settings: Settings) -> FormContent:
@@ -113,7 +113,9 @@ def _preview_release(fields: FormFields, settings: Settings) -> FormContent:
     """Find the due records, and the batches that are released with this batch."""
     found = _preview_due(fields, settings)
     names = [batch.name for batch in holding.find_followers([fields.get("batch", "")])]
-    with_it = [f"{name} is released, too, if it has no due records yet" for name in names]
+    with_it = [
+        TranslatableText("%(batch)s is released, too, if it has no due records yet", batch=name) for name in names
+    ]
     return FormContent([*found.sentences, *with_it], found.fields)
 
 
@@ -129,7 +131,10 @@ def _read_run_number(fields: FormFields) -> int:
 
 def _preview_cancel(fields: FormFields, _settings: Settings) -> FormContent:
     run = running.require_run(_read_run_number(fields))
-    return FormContent([f"run {run.id} of {run.batch} is {run.state} now", *process_list.describe_work(run=run.id)])
+    sentence = TranslatableText(
+        "run %(run)s of %(batch)s is %(state)s now", run=run.id, batch=run.batch, state=run.state
+    )
+    return FormContent([sentence, *process_list.describe_work(run=run.id)])
 
 
 def _cancel_run(fields: FormFields, _settings: Settings) -> ActResult:
@@ -145,7 +150,11 @@ def _preview_flag_change(fields: FormFields, settings: Settings) -> FormContent:
     turn = _read_flag_change(fields)
     said = [turn.describe_state()]
     for batch in (batch.name for batch in BATCHES.values() if batch.flag == turn.name):
-        said.append(f"{batch} depends on it" + ("" if turn.on else ": its runs do nothing while the flag is off"))
+        said.append(
+            TranslatableText("%(batch)s depends on it", batch=batch)
+            if turn.on
+            else TranslatableText("%(batch)s depends on it: its runs do nothing while the flag is off", batch=batch)
+        )
         said += _preview_run(FormFields({"batch": batch}), settings) if turn.on else ()
     return FormContent(said)
 
@@ -159,7 +168,8 @@ def _preview_decision(act: QuarantineAct, fields: FormFields, settings: Settings
     chosen = _read_selection(fields)
     number = chosen.count_entries(act, settings)
     count = [] if chosen.ids else [("count", str(number))]
-    return FormContent([f"number of entries: {number:,}", *chosen.describe_entries(settings)], count)
+    found = TranslatableText("number of entries: %(count)s", count=f"{number:,}")
+    return FormContent([found, *chosen.describe_entries(settings)], count)
 
 
 def _decide_selection(act: QuarantineAct, fields: FormFields, settings: Settings) -> ActResult:
@@ -221,21 +231,25 @@ async def handle_action(request: Request) -> Response:
 def _answer_action(request: Request) -> Response:
     action, post = CONSOLE_ACTIONS.get(request.path_params["name"]), request.method == "POST"
     if not can_act(request):
-        raise HTTPException(403, "only operators may do this, and only if FORGEKEEPER_CONSOLE_ACTIONS is on")
+        sentence = TranslatableText("only operators may do this, and only if FORGEKEEPER_CONSOLE_ACTIONS is on")
+        raise HTTPException(403, sentence)
     if action is None:
-        raise HTTPException(404, "there is no such act")
+        raise HTTPException(404, TranslatableText("there is no such act"))
     fields: FormFields = request.state.form if post else request.query_params
     try:
         for name, text in fields.multi_items():
             if name not in {*action.object_fields, *action.input_fields, action.preview_field, "reason", "back"}:
-                wrong_use(f"this act has no field {name}")
+                wrong_use(TranslatableText("this act has no field %(name)s", name=name))
             if len(text) > acts.MAX_TEXT_LENGTH:
-                wrong_use(f"{name}: write no more than {acts.MAX_TEXT_LENGTH:,} characters")
+                limit = f"{acts.MAX_TEXT_LENGTH:,}"
+                wrong_use(TranslatableText("%(name)s: write no more than %(limit)s characters", name=name, limit=limit))
         if not post:
             return _render_form(request, action, fields)
         said = _perform_action(action, fields, request)
     except Problem as problem:
-        return _render_form(request, action, fields, str(problem), 422 if problem.status == WRONG_USE_STATUS else 409)
+        return _render_form(
+            request, action, fields, problem.sentence, 422 if problem.status == WRONG_USE_STATUS else 409
+        )
     except SERVER_ERRORS as error:
         return _render_form(request, action, fields, describe_trouble(error), 503)
     answer = RedirectResponse(ensure_local_path(fields.get("back", "/")), 303)
@@ -250,7 +264,7 @@ def _perform_action(action: Action, fields: FormFields, request: Request) -> str
     """
     settings: Settings = request.app.state.settings
     if not (reason := fields.get("reason", "").strip()):
-        wrong_use("give a reason: the audit keeps it")
+        wrong_use(TranslatableText("give a reason: the audit keeps it"))
     with acts.recording_acts(actor=request.state.person.name, on=settings.audit != "off", reason=reason):
         try:
             database.connect()
@@ -278,8 +292,9 @@ def _render_form(request: Request, action: Action, fields: FormFields, wrong: st
         (request.url.path, *object_fields), read_preview, timeout_seconds=FORM_TIMEOUT_SECONDS
     )
     if known.problem is not None and (not wrong or known.problem.status == WRONG_USE_STATUS):
-        raise HTTPException(404, str(known.problem))
-    back = ensure_local_path(fields.get("back") or _previous_page(request))
+        raise HTTPException(404, known.problem.sentence)
+    previous = find_previous_page(request)
+    back = ensure_local_path(fields.get("back") or ("/" if previous.startswith("/act/") else previous))
     facts = {
         "name": request.path_params["name"],
         "object_fields": object_fields,
@@ -287,11 +302,4 @@ def _render_form(request: Request, action: Action, fields: FormFields, wrong: st
         "seen": action.preview_field,
     }
     facts |= {"fields": fields, "known": known}
-    return render_page(request, "act.html", "Act", status, **facts, back=back, wrong=wrong)
-
-
-def _previous_page(request: Request) -> str:
-    """Return the console's page that the person came from."""
-    came = urlsplit(request.headers.get("referer", ""))
-    ours = came.netloc == request.headers.get("host") and not came.path.startswith("/act/")
-    return came.path + (f"?{came.query}" if came.query else "") if ours else "/"
+    return render_page(request, "act.html", TranslatableText("Act"), status, **facts, back=back, wrong=wrong)

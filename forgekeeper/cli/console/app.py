@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anyio import CapacityLimiter
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -15,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from forgekeeper.api.batches import BATCHES
 from forgekeeper.cli.console.access import AccessMiddleware
 from forgekeeper.cli.console.acting import handle_action
 from forgekeeper.cli.console.backlogs import BACKLOG_HISTORY
@@ -29,16 +27,16 @@ from forgekeeper.cli.console.pages import (
 )
 from forgekeeper.cli.console.problem_details import API_ROOT, is_for_api
 from forgekeeper.cli.console.reading import BUSY_SENTENCE, PageReader, ReaderBusy
-from forgekeeper.cli.console.template_filters import TEMPLATE_FILTERS
+from forgekeeper.cli.console.template_environments import create_environments
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.console.web_api.openapi import OPENAPI_ADDRESS
 from forgekeeper.cli.console.web_api.routes import create_api_routes
-from forgekeeper.ledger.heartbeats import read_version
 from forgekeeper.platform.settings import Settings
 
 CONSOLE_FOLDER = Path(__file__).parent
 HTTP_ERROR_SENTENCES = {
-    "Not Found": "there is no such page",
-    "Method Not Allowed": "this page does not accept that method",
+    "Not Found": TranslatableText("there is no such page"),
+    "Method Not Allowed": TranslatableText("this page does not accept that method"),
 }
 """Texts for people in place of Starlette's own errors."""
 NO_ENDPOINT_SENTENCE = f"the API has no such address: {API_ROOT}{OPENAPI_ADDRESS} lists its addresses"
@@ -60,16 +58,7 @@ def create_application(settings: Settings) -> Starlette:
         middleware=[Middleware(AccessMiddleware, settings=settings)],
         exception_handlers={HTTPException: _show_refusal, Exception: _show_internal_error},
     )
-    # Every value is escaped, and a missing name is an error.
-    made.state.templates = Environment(
-        loader=FileSystemLoader(CONSOLE_FOLDER / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.state.templates.filters.update(TEMPLATE_FILTERS)
-    made.state.templates.globals.update(batches=BATCHES, version=read_version(), trouble=None, live=False)
+    made.state.templates = create_environments()
     made.state.settings, made.state.reader, made.state.acts = (
         settings,
         PageReader(),
@@ -89,10 +78,10 @@ def _create_endpoint(page: ConsolePage) -> Callable[[Request], Response]:
                 key, lambda: page.collect_facts(page_request), timeout_seconds=page.timeout_seconds
             )
         except ReaderBusy:
-            return render_refusal(request, "Busy", 503, BUSY_SENTENCE)
+            return render_refusal(request, TranslatableText("Busy"), 503, BUSY_SENTENCE)
         if known.problem is not None:
-            raise HTTPException(404, str(known.problem))
-        title = page.title.format(**request.path_params)
+            raise HTTPException(404, known.problem.sentence)
+        title = TranslatableText(page.title.pattern, **request.path_params)
         facts = {"trouble": known.trouble, "age": known.age, "live": page.live}
         if known.value is None:
             return render_page(request, "away.html", title, 503, **facts | {"live": True})
@@ -104,7 +93,7 @@ def _create_endpoint(page: ConsolePage) -> Callable[[Request], Response]:
 def _show_refusal(request: Request, error: Exception) -> Response:
     """Show the sentence of an error that was raised for a page or an act."""
     assert isinstance(error, HTTPException)
-    title = "Refused" if error.status_code == 403 else "Nothing here"
+    title = TranslatableText("Refused") if error.status_code == 403 else TranslatableText("Nothing here")
     sentence = HTTP_ERROR_SENTENCES.get(error.detail, error.detail)
     if is_for_api(request) and error.detail == "Not Found":
         sentence = NO_ENDPOINT_SENTENCE
@@ -113,4 +102,5 @@ def _show_refusal(request: Request, error: Exception) -> Response:
 
 def _show_internal_error(request: Request, _error: Exception) -> Response:
     """Report a bug of ours; Starlette raises the error again and so logs its trace."""
-    return render_refusal(request, "Something is wrong", 500, "the console failed; see its log")
+    title, sentence = TranslatableText("Something is wrong"), TranslatableText("the console failed; see its log")
+    return render_refusal(request, title, 500, sentence)

@@ -13,6 +13,7 @@ from forgekeeper.cli import audit
 from forgekeeper.cli.audit import AuditCursor
 from forgekeeper.cli.connection import batch_named
 from forgekeeper.cli.console.pages import PageRequest, choose_page, page
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.terminal import Problem, read_number, read_time, wrong_use
 from forgekeeper.platform.database import now
 
@@ -25,7 +26,7 @@ QUESTION_PARAMETERS = ("what", "project", "run", "who")
 @page(
     "/audit",
     "audit.html",
-    "Audit",
+    TranslatableText("Audit"),
     query=("what", "since", "project", "batch", "page", "run", "act", "line", "who"),
     timeout_seconds=10,
     live=False,
@@ -35,7 +36,7 @@ def show_audit(request: PageRequest) -> dict[str, Any]:
     try:
         answer = _answer_question(request)
     except Problem as problem:
-        answer = {"sentences": [f"{problem}."]}
+        answer = {"sentences": [TranslatableText("%(sentence)s.", sentence=problem.sentence)]}
     usages = [one.usage for one in (*audit.list_subjects(), lookup.PATH_SUBJECT)]
     return {"at": now(), "reaches_back": lookup.find_oldest_time(), "usages": usages, **answer}
 
@@ -43,7 +44,7 @@ def show_audit(request: PageRequest) -> dict[str, Any]:
 def _answer_question(request: PageRequest) -> dict[str, Any]:
     query, at = request.query, now()
     if sum(name in query for name in QUESTION_PARAMETERS) > 1:
-        wrong_use(f"use only one of these: {', '.join(QUESTION_PARAMETERS)}")
+        wrong_use(TranslatableText("use only one of these: %(names)s", names=", ".join(QUESTION_PARAMETERS)))
     since = read_time(query["since"], at, ahead=False) if "since" in query else None
     if "what" in query:
         answer = audit.answer_about_record(

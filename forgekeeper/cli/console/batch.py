@@ -10,7 +10,8 @@ from forgekeeper.cli import process_list, running, status, ticks
 from forgekeeper.cli.connection import batch_named
 from forgekeeper.cli.console.declared import read_alert_rules
 from forgekeeper.cli.console.pages import PageRequest, page
-from forgekeeper.cli.terminal import format_duration, read_number, wrong_use
+from forgekeeper.cli.console.texts import TranslatableText, describe_duration
+from forgekeeper.cli.terminal import read_number, wrong_use
 from forgekeeper.engine import previewing
 from forgekeeper.guards import breaker
 from forgekeeper.ledger.heartbeats import Process
@@ -25,7 +26,7 @@ TICKS_PER_PAGE, TICKS_PER_CHART = 50, 60
 TICK_STATES = (*OPEN_STATES, "succeeded", "failed", "blocked", "skipped", "coalesced", "missed")
 
 
-@page("/batches/{batch}", "batch.html", "{batch}", query=("state", "before"))
+@page("/batches/{batch}", "batch.html", TranslatableText("%(batch)s"), query=("state", "before"))
 def show_batch(request: PageRequest) -> dict[str, Any]:
     """Show a batch and its ticks, newest first, optionally of a ``state`` or ``before`` a run."""
     batch, settings, instant = batch_named(request.path["batch"]), request.settings, now()
@@ -54,7 +55,9 @@ def show_batch(request: PageRequest) -> dict[str, Any]:
     }
 
 
-@page("/batches/{batch}/preview", "preview.html", "Preview of {batch}", timeout_seconds=12, live=False)
+@page(
+    "/batches/{batch}/preview", "preview.html", TranslatableText("Preview of %(batch)s"), timeout_seconds=12, live=False
+)
 def show_preview(request: PageRequest) -> dict[str, Any]:
     """Show a preview of the next run, like `run --dry-run`."""
     return running.require_preview(batch_named(request.path["batch"]), request.settings).as_json()
@@ -62,7 +65,12 @@ def show_preview(request: PageRequest) -> dict[str, Any]:
 
 def list_limits(settings: Settings, batch: str, used: LimitUsage) -> list[tuple[str, int | None, int]]:
     """Return the name of each limit, its value (None if unlimited), and its current use."""
-    names = ("records per run", "records per day", "bytes per run", "bytes per day")
+    names = (
+        TranslatableText("records per run"),
+        TranslatableText("records per day"),
+        TranslatableText("bytes per run"),
+        TranslatableText("bytes per day"),
+    )
     return list(zip(names, settings.deletion_limits(batch), used[1:5], strict=True))
 
 
@@ -70,7 +78,10 @@ def _list_ticks(request: PageRequest, name: str) -> dict[str, Any]:
     """Return a page of the batch's ticks, and whether there are *more*."""
     state, before = request.query.get("state"), request.query.get("before")
     if state is not None and state not in TICK_STATES:
-        wrong_use(f"there is no state {state!r}; there are: {', '.join(TICK_STATES)}")
+        states = ", ".join(TICK_STATES)
+        wrong_use(
+            TranslatableText("there is no state %(state)s; there are: %(states)s", state=repr(state), states=states)
+        )
     number = None if before is None else read_number(before, "a run")
     runs = ticks.list_runs(name, limit=TICKS_PER_PAGE + 1, state=state, before=number)
     return {
@@ -81,15 +92,19 @@ def _list_ticks(request: PageRequest, name: str) -> dict[str, Any]:
     }
 
 
-def _chart_ticks(batch: BatchSpec) -> Iterator[tuple[str, list[tuple[JobRun, float, str]]]]:
+def _chart_ticks(batch: BatchSpec) -> Iterator[tuple[TranslatableText, list[tuple[JobRun, float, TranslatableText]]]]:
     """Yield charts of the last ticks, newest at the right: durations and deletions."""
     runs = ticks.list_runs(batch.name, limit=TICKS_PER_CHART)[::-1]
     ended = [(run, run.started_at and (run.finished_at or run.alive_at) - run.started_at) for run in runs]
     lasted = [
-        (run, one.total_seconds(), format_duration(one)) if one else (run, 0.0, "did not run") for run, one in ended
+        (run, one.total_seconds(), describe_duration(one)) if one else (run, 0.0, TranslatableText("did not run"))
+        for run, one in ended
     ]
-    yield "Duration of the last ticks", lasted
+    yield TranslatableText("Duration of the last ticks"), lasted
     if batch.deletes_records:
         totals = RunTotal.sum_of_runs(batch.name, [run.id for run in runs])
         deleted = [(run, totals.get(run.id, NO_AMOUNT).records) for run in runs]
-        yield "Records deleted by the last ticks", [(run, one, f"{one:,} deleted") for run, one in deleted]
+        yield (
+            TranslatableText("Records deleted by the last ticks"),
+            [(run, one, TranslatableText("%(count)s deleted", count=f"{one:,}")) for run, one in deleted],
+        )

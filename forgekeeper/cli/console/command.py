@@ -38,7 +38,7 @@ SHUTDOWN_DRAIN_SECONDS = 2
 """Seconds to finish open requests during shutdown."""
 MIN_PASSWORD_LENGTH = 8
 """Minimum characters of a password."""
-REQUIRED_MODULES = ("argon2", "itsdangerous", "jinja2", "markdown_it", "starlette", "uvicorn", "yaml")
+REQUIRED_MODULES = ("argon2", "babel", "itsdangerous", "jinja2", "markdown_it", "starlette", "uvicorn", "yaml")
 
 log = structlog.get_logger(__name__)
 console = typer.Typer(name="console", help="Serve web pages with the facts and actions of the commands.")

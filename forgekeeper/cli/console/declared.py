@@ -16,18 +16,22 @@ from forgekeeper.api.batches import BATCHES, FLAGS, FeatureFlag
 from forgekeeper.audit import lookup
 from forgekeeper.cli import check, declared
 from forgekeeper.cli.console.pages import PageRequest, choose_page, page
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings.reading import list_settings
 
 ALERT_RULES_FILE = files("metrics") / "alerts.yml"
-RUNBOOKS_FOLDER = files("metrics") / "runbooks"
+RUNBOOKS_FOLDERS = {"en": files("metrics") / "runbooks", "ja": files("metrics") / "runbooks_ja"}
+"""Folders of the runbooks by language."""
 SETTINGS_PER_PAGE = 40
 PAGES_BY_LINK = {"": "", "../alerts.md": "/alerts", "../settings.md": "/settings"}
 """Pages of the console by the link targets of a runbook; "" is the page itself."""
+LINK_TO_TRANSLATION = re.compile(r" ?\[(?:English|日本語)\]\([^)]*\)")
+"""Link at the head of a runbook to its other language; the console has a button for that."""
 
 
-@page("/flags", "flags.html", "Flags")
+@page("/flags", "flags.html", TranslatableText("Flags"))
 def show_flags(_asked: PageRequest) -> dict[str, Any]:
     """Show each flag with its batches, its state, and the person who last changed it."""
     return {
@@ -39,7 +43,7 @@ def show_flags(_asked: PageRequest) -> dict[str, Any]:
     }
 
 
-@page("/settings", "settings.html", "Settings", query=("find", "given", "page"), live=False)
+@page("/settings", "settings.html", TranslatableText("Settings"), query=("find", "given", "page"), live=False)
 def show_settings(request: PageRequest) -> dict[str, Any]:
     """Show the settings of this process with their sources, secrets masked.
 
@@ -54,27 +58,31 @@ def show_settings(request: PageRequest) -> dict[str, Any]:
     return choose_page(found, request, SETTINGS_PER_PAGE)
 
 
-@page("/check", "check.html", "Check", timeout_seconds=15, live=False)
+@page("/check", "check.html", TranslatableText("Check"), timeout_seconds=15, live=False)
 def show_check(request: PageRequest) -> dict[str, Any]:
     """Show the results of `check`, run on the console's machine."""
     return {"at": now(), "findings": list(check.collect_findings(request.settings))}
 
 
-@page("/alerts", "alerts.html", "Alerts", live=False)
+@page("/alerts", "alerts.html", TranslatableText("Alerts"), live=False)
 def show_alerts(_asked: PageRequest) -> dict[str, Any]:
-    """Show every alert, by batch, and alerts that concern no single batch."""
+    """Show every alert, by batch, and without a batch the alerts that concern no single batch."""
     rules_by_owner = {name: [rule for rule in read_alert_rules() if name in rule["batches"]] for name in BATCHES}
-    rules_by_owner["every batch, and the installation"] = [rule for rule in read_alert_rules() if not rule["batches"]]
-    return {"alerts": {name: some for name, some in rules_by_owner.items() if some}, "runbooks": list_runbooks()}
+    rules_by_owner[""] = [rule for rule in read_alert_rules() if not rule["batches"]]
+    titles = {name: read_runbook_titles(name) for name in list_runbooks()}
+    return {"alerts": {name: some for name, some in rules_by_owner.items() if some}, "runbooks": titles}
 
 
-@page("/runbooks/{name}", "runbook.html", "Runbook: {name}", live=False)
+@page("/runbooks/{name}", "runbook.html", TranslatableText("Runbook: %(name)s"), live=False)
 def show_runbook(request: PageRequest) -> dict[str, Any]:
-    """Show the runbook of an alert."""
+    """Show the runbook of an alert, in each language."""
     if (name := request.path["name"]) not in list_runbooks():
-        raise Problem(f"there is no runbook {name!r}; there are: {', '.join(list_runbooks())}")
-    # The file is part of the package, and HTML in it is escaped.
-    return {"text": Markup(render_markdown((RUNBOOKS_FOLDER / f"{name}.md").read_text("utf-8")))}  # noqa: S704
+        names = ", ".join(list_runbooks())
+        raise Problem(
+            TranslatableText("there is no runbook %(name)s; there are: %(names)s", name=repr(name), names=names)
+        )
+    # The files are part of the package, and HTML in them is escaped.
+    return {"texts": {language: Markup(render_markdown(text)) for language, text in read_runbook(name).items()}}  # noqa: S704
 
 
 @cache
@@ -94,8 +102,20 @@ def read_alert_rules() -> list[dict[str, Any]]:
 def list_runbooks() -> tuple[str, ...]:
     """Return the names of the runbooks."""
     return tuple(
-        sorted(file.name.removesuffix(".md") for file in RUNBOOKS_FOLDER.iterdir() if file.name.endswith(".md"))
+        sorted(file.name.removesuffix(".md") for file in RUNBOOKS_FOLDERS["en"].iterdir() if file.name.endswith(".md"))
     )
+
+
+@cache
+def read_runbook(name: str) -> dict[str, str]:
+    """Read a runbook in each language, without the link to the other language."""
+    texts = {language: (folder / f"{name}.md").read_text("utf-8") for language, folder in RUNBOOKS_FOLDERS.items()}
+    return {language: LINK_TO_TRANSLATION.sub("", text, count=1).lstrip() for language, text in texts.items()}
+
+
+def read_runbook_titles(name: str) -> dict[str, str]:
+    """Return the heading of a runbook in each language."""
+    return {language: text.partition("\n")[0].removeprefix("# ") for language, text in read_runbook(name).items()}
 
 
 def render_markdown(text: str) -> str:

@@ -14,22 +14,29 @@ from forgekeeper.cli.console.audit import START_OF_DAY
 from forgekeeper.cli.console.backlogs import BACKLOG_HISTORY
 from forgekeeper.cli.console.pages import PageRequest, page
 from forgekeeper.cli.console.problems import STATES_BY_URGENCY, ProblemLine, list_problems
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.terminal import read_time
 from forgekeeper.ledger.job_runs import JobRun
 
 MAX_SHOWN_TICKS, MAX_SHOWN_ACTS = 60, 5
 """Maximum ticks of a batch, and maximum acts of people, on the page."""
 FIRST_STEPS = {
-    "error": ("Servers and places", "all answer, and belong to this installation"),
-    "blocked": ("Data", "every batch finds its tables"),
-    "unserved": ("Processes", "a scheduler is running, and each queue has a worker"),
+    "error": (
+        TranslatableText("Servers and places"),
+        TranslatableText("all answer, and belong to this installation"),
+    ),
+    "blocked": (TranslatableText("Data"), TranslatableText("every batch finds its tables")),
+    "unserved": (
+        TranslatableText("Processes"),
+        TranslatableText("a scheduler is running, and each queue has a worker"),
+    ),
 }
 """First steps of a new installation: title and aim, by the state of the problems that they solve."""
 
 BatchFigures = Mapping[str, Any]
 
 
-@page("/", "overview.html", "Now")
+@page("/", "overview.html", TranslatableText("Now"))
 def show_overview(request: PageRequest) -> dict[str, Any]:
     """Show problems, batches, acts of people today, and servers and places.
 
@@ -72,7 +79,6 @@ def _batch_row(name: str, one: BatchFigures, problems: Sequence[ProblemLine]) ->
         "flag": BATCHES[name].flag,
         "objective": BATCHES[name].shortest_objective,
         "last": one["last"] and status.describe_last_run(one),
-        "left": status.estimate_time_left(one),
         "backlog": BACKLOG_HISTORY.chart_points(name),
         "ticks": list(JobRun.select_newest_first(name).select(*tick_columns).limit(MAX_SHOWN_TICKS))[::-1],
     }

@@ -1,7 +1,7 @@
 """Declarations of pages: each is a function that returns the facts for its template.
 
 The function is called in a thread of the reader, connected to PostgreSQL. Its result is shown to everybody who asks for
-the same address, so the function knows the address and not the person.
+the same address, so the function knows the address, and neither the person nor the language.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from forgekeeper.cli.console.languages import choose_language
 from forgekeeper.cli.console.problem_details import is_for_api, render_problem_details
 from forgekeeper.cli.console.reading import ANSWER_TIMEOUT_SECONDS
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.terminal import read_number
 from forgekeeper.platform.settings import Settings
 
@@ -38,7 +40,7 @@ class ConsolePage(NamedTuple):
 
     address: str
     template: str
-    title: str
+    title: TranslatableText
     collect_facts: PageFunction
     timeout_seconds: float
     live: bool
@@ -53,13 +55,13 @@ FLASH_COOKIE = "forgekeeper_said"
 def page(
     address: str,
     template: str,
-    title: str,
+    title: TranslatableText,
     *,
     query: tuple[str, ...] = (),
     timeout_seconds: float = ANSWER_TIMEOUT_SECONDS,
     live: bool = True,
 ) -> Callable[[PageFunction], PageFunction]:
-    """Declare a page; *title* may name parts of the path, as in ``{batch}``."""
+    """Declare a page; *title* may name parts of the path, as in ``%(batch)s``."""
 
     def register_page(function: PageFunction) -> PageFunction:
         DECLARED_PAGES.append(ConsolePage(address, template, title, function, timeout_seconds, live, query))
@@ -88,7 +90,9 @@ def load_pages() -> None:
         import_module(f"forgekeeper.cli.console.{module}")
 
 
-def render_page(request: Request, template: str, title: str, status: int = 200, /, **facts: Any) -> HTMLResponse:
+def render_page(
+    request: Request, template: str, title: TranslatableText, status: int = 200, /, **facts: Any
+) -> HTMLResponse:
     """Render a template for the requesting person; *facts* add to or replace common facts."""
     common_facts = {
         "person": request.state.person,
@@ -97,14 +101,15 @@ def render_page(request: Request, template: str, title: str, status: int = 200, 
         "query": {name: value for name, value in request.query_params.items() if value},
         "title": title,
     }
-    text = request.app.state.templates.get_template(template).render(common_facts | facts)
+    environment = request.app.state.templates[choose_language(request)]
+    text = environment.get_template(template).render(common_facts | facts)
     answer = HTMLResponse(text, status, {"Cache-Control": "no-store"})
     if request.state.flash_message:
         answer.delete_cookie(FLASH_COOKIE, httponly=True, samesite="lax")
     return answer
 
 
-def render_refusal(request: Request, title: str, status: int, sentence: str) -> Response:
+def render_refusal(request: Request, title: TranslatableText, status: int, sentence: str) -> Response:
     """Render an error as a page, or for the API as problem details; *sentence* has the cause and the remedy."""
     if is_for_api(request):
         return render_problem_details(status, sentence)

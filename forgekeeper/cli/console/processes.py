@@ -7,11 +7,12 @@ from typing import Any
 from forgekeeper.api.batches import all_declared
 from forgekeeper.cli import process_list, status
 from forgekeeper.cli.console.pages import PageRequest, page
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.ledger.heartbeats import Process
 from forgekeeper.platform.database import now
 
 
-@page("/processes", "processes.html", "Queues and processes")
+@page("/processes", "processes.html", TranslatableText("Queues and processes"))
 def show_processes(_asked: PageRequest) -> dict[str, Any]:
     """Show each queue's messages, each process and its work, and warnings."""
     with status.TolerantReader() as looks:
@@ -21,7 +22,7 @@ def show_processes(_asked: PageRequest) -> dict[str, Any]:
     return {"at": instant, "queues": queues, "processes": process_list.process_facts(known, instant), "warnings": wrong}
 
 
-@page("/leases", "leases.html", "Leases and buckets")
+@page("/leases", "leases.html", TranslatableText("Leases and buckets"))
 def show_leases(_asked: PageRequest) -> dict[str, Any]:
     """Show leases and parts declared by batches, such as buckets; None if Redis is away."""
     with status.TolerantReader() as looks:

@@ -7,6 +7,7 @@ from typing import Any
 from forgekeeper.api.batches import all_declared
 from forgekeeper.cli import quarantine
 from forgekeeper.cli.console.pages import PageRequest, page
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.terminal import read_number
 from forgekeeper.ledger.quarantine import REASONS_BY_KIND
 from forgekeeper.platform.database import now
@@ -15,7 +16,7 @@ ENTRIES_PER_PAGE = 100
 """Rows per page, and entries per kind that batches keep themselves, on the first page."""
 
 
-@page("/quarantine", "quarantine.html", "Quarantine", query=("batch", "kind", "after"))
+@page("/quarantine", "quarantine.html", TranslatableText("Quarantine"), query=("batch", "kind", "after"))
 def show_quarantine(request: PageRequest) -> dict[str, Any]:
     """Show the quarantine, oldest first; ``after`` is the last id of the page before."""
     batch, kind = request.query.get("batch"), request.query.get("kind")
@@ -35,7 +36,7 @@ def show_quarantine(request: PageRequest) -> dict[str, Any]:
     }
 
 
-@page("/quarantine/{id:path}", "quarantined.html", "In quarantine", timeout_seconds=5, live=False)
+@page("/quarantine/{id:path}", "quarantined.html", TranslatableText("In quarantine"), timeout_seconds=5, live=False)
 def show_entry(request: PageRequest) -> dict[str, Any]:
     """Show an entry by its id, as in the list."""
     number = request.path["id"]

@@ -21,6 +21,7 @@ import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.cli.connection import describe_with_remedy
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.terminal import Problem
 from forgekeeper.platform.database import database, release_connection
 from forgekeeper.platform.database.read_only import read_only_snapshot
@@ -35,8 +36,8 @@ MAX_KEPT_ANSWERS = 200  # answers, the most recently requested
 READER_THREADS = 4  # concurrent questions, each with its own connection
 MAX_QUESTIONS = 24
 """Maximum questions in flight or waiting for a thread, even if nobody waits for them."""
-NO_ANSWER_SENTENCE = "the servers have not answered yet; PostgreSQL or Redis may be away"
-BUSY_SENTENCE = "the console is busy: too many requests wait for the servers; try again in a moment"
+NO_ANSWER_SENTENCE = TranslatableText("the servers have not answered yet; PostgreSQL or Redis may be away")
+BUSY_SENTENCE = TranslatableText("the console is busy: too many requests wait for the servers; try again in a moment")
 SERVER_ERRORS = (pw.PeeweeException, redis.RedisError, MaxConnectionsExceeded, OSError)
 """Errors of a server that does not answer, or refuses."""
 
@@ -160,7 +161,7 @@ def _read_connected(read_facts: Callable[[], dict[str, Any]], before: CachedAnsw
         known = replace(before, trouble=describe_trouble(error))
     except Exception:
         log.exception("page failed")
-        known = replace(before, trouble="this page failed; see the log of the console")
+        known = replace(before, trouble=TranslatableText("this page failed; see the log of the console"))
     finally:
         release_connection()
     return replace(known, asked=time.monotonic())

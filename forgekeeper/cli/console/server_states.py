@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from forgekeeper.cli import check_places
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.guards import preconditions
 from forgekeeper.platform.installation import Installation, why_misplaced
 from forgekeeper.platform.settings import Settings
@@ -19,6 +20,7 @@ CHECK_INTERVAL_SECONDS, CHECK_TIMEOUT_SECONDS = 10.0, 0.7
 
 A check costs some places a request.
 """
+NO_ANSWER = TranslatableText("it does not answer")
 
 
 class ServerState(NamedTuple):
@@ -50,9 +52,7 @@ class PlaceChecks:
                 self._probes = self._probes or _create_probes(settings, installation_id)
                 found = zip(self._probes, ask_probes(list(self._probes.values()), CHECK_TIMEOUT_SECONDS), strict=True)
                 self._states = [
-                    ServerState(
-                        *place, "it does not answer" if one is None else None if one.level == "ok" else one.message
-                    )
+                    ServerState(*place, NO_ANSWER if one is None else None if one.level == "ok" else one.message)
                     for place, one in found
                 ]
                 self._next_check_at = time.monotonic() + CHECK_INTERVAL_SECONDS
@@ -62,12 +62,13 @@ class PlaceChecks:
 def _create_probes(settings: Settings, installation_id: str | None) -> dict[tuple[str, str], Probe]:
     root, probes = settings.repositories_root, dict[tuple[str, str], Probe]()
     if root is not None:
-        probes["Repositories", str(root)] = Probe(
+        probes[TranslatableText("Repositories"), str(root)] = Probe(
             "root", lambda: next(check_places.check_repositories(settings, installation_id, init=False))
         )
     for name, url in settings.object_stores.items():
         check_store = partial(check_places.check_store, name, url, installation_id, init=False)
-        probes[f"Store {name}", show_store_url(url.get_secret_value())] = Probe(name, check_store)
+        place = TranslatableText("Store %(name)s", name=name), show_store_url(url.get_secret_value())
+        probes[place] = Probe(name, check_store)
     return probes
 
 
@@ -79,15 +80,20 @@ def list_states(settings: Settings, trouble: str | None) -> list[ServerState]:
     installation_id = Installation.find_id()
     clocks = preconditions.compare_clocks("postgresql", *([] if trouble else ["redis"]), "host")
     wrong = [one.as_sentence() for one in clocks if one.exceeds(settings.clock_tolerance)]
-    apart = f"{max(abs(one.seconds) for one in clocks):.1f} s apart at most{', without Redis' if trouble else ''}"
+    seconds = f"{max(abs(one.seconds) for one in clocks):.1f}"
+    apart = (
+        TranslatableText("%(seconds)s s apart at most, without Redis", seconds=seconds)
+        if trouble
+        else TranslatableText("%(seconds)s s apart at most", seconds=seconds)
+    )
     return [
         ServerState(
-            "Installation",
-            installation_id or "none",
-            None if installation_id else "there is no installation: run `forgekeeper migrate`",
+            TranslatableText("Installation"),
+            installation_id or TranslatableText("none"),
+            None if installation_id else TranslatableText("there is no installation: run `forgekeeper migrate`"),
         ),
         ServerState("PostgreSQL", show_database_url(settings.require_database()), why_misplaced()),
         ServerState("Redis", show_redis_url(settings.require_redis()), trouble),
         *PLACE_CHECKS.read_states(settings, installation_id),
-        ServerState("Clocks", apart, "; ".join(wrong) or None),
+        ServerState(TranslatableText("Clocks"), apart, "; ".join(wrong) or None),
     ]

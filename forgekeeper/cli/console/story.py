@@ -12,6 +12,7 @@ from forgekeeper.cli.connection import batch_named
 from forgekeeper.cli.console.batch import list_limits
 from forgekeeper.cli.console.drawing import place_spans
 from forgekeeper.cli.console.pages import PageRequest, page
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.cli.running import require_run
 from forgekeeper.cli.terminal import read_number, read_time
 from forgekeeper.ledger.heartbeats import Process
@@ -38,14 +39,14 @@ class ChildStory(NamedTuple):
     quarantine_id: int | None = None
 
 
-@page("/runs/{run}", "story.html", "Run {run}")
+@page("/runs/{run}", "story.html", TranslatableText("Run %(run)s"))
 def show_run(request: PageRequest) -> dict[str, Any]:
     """Show a run by its number."""
     return _collect_story(require_run(read_number(request.path["run"], "a run")), request.settings)
 
 
-@page("/batches/{batch}/ticks", "story.html", "{batch}", query=("time",))
-@page("/batches/{batch}/ticks/{time}", "story.html", "{batch}")
+@page("/batches/{batch}/ticks", "story.html", TranslatableText("%(batch)s"), query=("time",))
+@page("/batches/{batch}/ticks/{time}", "story.html", TranslatableText("%(batch)s"))
 def show_tick(request: PageRequest) -> dict[str, Any]:
     """Show a batch's tick, even if it has no row, or the newest run without ``time``."""
     name, text = batch_named(request.path["batch"]).name, request.path.get("time") or request.query.get("time")
@@ -56,7 +57,7 @@ def show_tick(request: PageRequest) -> dict[str, Any]:
         "at": now(),
         "run": None,
         "batch": name,
-        "title": f"A tick of {name}",
+        "title": TranslatableText("A tick of %(batch)s", batch=name),
         "events": ticks.explain_absence(name, tick, request.settings),
         "holding": ticks.describe_obstacles(name),
     }
@@ -71,7 +72,7 @@ def _collect_story(run: JobRun, settings: Settings) -> dict[str, Any]:
         "at": instant,
         "run": run,
         "batch": name,
-        "title": f"Run {run.id} of {name}",
+        "title": TranslatableText("Run %(run)s of %(batch)s", run=run.id, batch=name),
         "live": run.state in OPEN_STATES or recent or any(one.state == "started" for one in children),
         "open": run.state in OPEN_STATES,
         "events": ticks.build_timeline(run),
@@ -94,7 +95,8 @@ def _list_children(run: JobRun, instant: datetime) -> Iterator[ChildStory]:
     for process in process_list.process_facts(Process.list_all(), instant):
         for work in process["at_work"]:
             if work["run"] == run.id and work["what"] != run.batch:
-                where = f"{work['what']} on {process['host']}:{process['pid']}"
+                holder = f"{process['host']}:{process['pid']}"
+                where = TranslatableText("%(work)s on %(process)s", work=work["what"], process=holder)
                 named.add(work["message_id"])
                 yield ChildStory(work["message_id"], "started", work["since"], None, where)
     for row in (
@@ -106,4 +108,5 @@ def _list_children(run: JobRun, instant: datetime) -> Iterator[ChildStory]:
         yield ChildStory(row.key, "failing", row.since, row.failed_at, row.error, row.id)
     for one in lookup.list_children(run.id, limit=MAX_SHOWN_CHILDREN):
         if one.child not in {run.batch, *named}:
-            yield ChildStory(one.child, "done", one.first, one.last, f"rows in the audit: {one.rows:,}")
+            counted = TranslatableText("rows in the audit: %(count)s", count=f"{one.rows:,}")
+            yield ChildStory(one.child, "done", one.first, one.last, counted)

@@ -1,10 +1,12 @@
-"""Filters of templates: relative times, amounts, and text from outside."""
+"""Filters of templates: relative times, amounts, states, and text from outside."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from gettext import NullTranslations
 from itertools import count
 from typing import Any
 
@@ -12,14 +14,9 @@ from markupsafe import Markup, escape
 from rich.filesize import decimal
 
 from forgekeeper.cli.console.drawing import draw_line
-from forgekeeper.cli.terminal import (
-    escape_unprintable,
-    format_duration,
-    format_facts,
-    format_relative_time,
-    format_time,
-    format_value,
-)
+from forgekeeper.cli.console.texts import TranslatableText, describe_duration, describe_time, translate_text
+from forgekeeper.cli.terminal import escape_unprintable, format_facts, format_time, format_value
+from forgekeeper.ledger.job_runs import JobRun
 from metrics.logs import clean_text, text_of
 
 STATES_BY_SHAPE = {
@@ -50,20 +47,36 @@ PAGES_BY_COMMAND = (
 """Pages that replace a command: pattern of the command, address and words."""
 
 
-def render_time(instant: datetime | None, now: datetime) -> Markup | str:
+def render_time(translations: NullTranslations, instant: datetime | None, now: datetime) -> Markup | str:
     """Format an instant relative to *now*; its title is the exact time."""
     if instant is None:
-        return "never"
+        return translations.gettext("never")
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
-        instant.isoformat(), format_time(instant), format_relative_time(instant, now)
+        instant.isoformat(), format_time(instant), translate_text(translations, describe_time(instant, now))
     )
 
 
-def render_state(name: str) -> Markup:
+def render_state(translations: NullTranslations, name: str) -> Markup:
     """Format a state with its shape, its word, and its name as the CSS class for a colour."""
     return Markup('<span class="state {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        name, SHAPES_BY_STATE.get(name, "•"), name
+        name, SHAPES_BY_STATE.get(name, "•"), name_state(translations, name)
     )
+
+
+def name_state(translations: NullTranslations, name: str) -> str:
+    """Return the word for a state; a name that is not in `SHAPES_BY_STATE` stays as it is."""
+    return translations.pgettext("state", name)
+
+
+def describe_bar(translations: NullTranslations, run: JobRun, words: str) -> str:
+    """Describe a run in a chart. A page has hundreds, for which gettext in a template is too slow."""
+    facts = {"run": run.id, "state": name_state(translations, run.state), "words": words}
+    if run.tick is None:
+        text = TranslatableText("run %(run)s, by hand, %(state)s: %(words)s", **facts)
+    else:
+        tick = format_time(run.tick)
+        text = TranslatableText("run %(run)s, tick of %(time)s, %(state)s: %(words)s", time=tick, **facts)
+    return str(translate_text(translations, text))
 
 
 def escape_foreign_text(value: Any) -> str:
@@ -71,11 +84,11 @@ def escape_foreign_text(value: Any) -> str:
     return "" if value is None else clean_text(escape_unprintable(text_of(value)))
 
 
-def format_seconds(count: float | timedelta | None) -> str:
-    """Format a duration."""
+def describe_seconds(count: float | timedelta | None) -> str:
+    """Describe a duration, or nothing."""
     if count is None:
         return ""
-    return format_duration(count if isinstance(count, timedelta) else timedelta(seconds=count))
+    return describe_duration(count if isinstance(count, timedelta) else timedelta(seconds=count))
 
 
 def label_cells(rows: str, columns: Sequence[str]) -> Markup:
@@ -110,19 +123,25 @@ def _write_command(command: str) -> Markup:
     return Markup("<code>{}</code>").format(command)
 
 
-TEMPLATE_FILTERS: dict[str, Callable[..., Any]] = {
-    "when": render_time,
-    "state": render_state,
-    "figure": lambda count: "?" if count is None else f"{count:,}",
-    "size": decimal,
-    "foreign": escape_foreign_text,
-    "since": lambda instant, now: "" if instant is None else format_duration(now - instant),
-    "seconds": format_seconds,
-    "moment": format_time,
-    "facts": format_facts,
-    "plain": format_value,
-    "clean": clean_text,
-    "label_cells": label_cells,
-    "link_commands": link_commands,
-    "line": draw_line,
-}
+def create_filters(translations: NullTranslations) -> dict[str, Callable[..., Any]]:
+    """Return the filters for the templates of a language."""
+    translate = partial(translate_text, translations)
+    return {
+        "when": partial(render_time, translations),
+        "state": partial(render_state, translations),
+        "state_name": partial(name_state, translations),
+        "bar": partial(describe_bar, translations),
+        "figure": lambda count: "?" if count is None else f"{count:,}",
+        "size": decimal,
+        "foreign": lambda value: escape_foreign_text(translate(value)),
+        "since": lambda instant, now: translate(describe_seconds(instant and now - instant)),
+        "seconds": lambda count: translate(describe_seconds(count)),
+        "sentence": lambda value: translate(TranslatableText("%(sentence)s.", sentence=value)),
+        "moment": format_time,
+        "facts": format_facts,
+        "plain": format_value,
+        "clean": clean_text,
+        "label_cells": label_cells,
+        "link_commands": lambda value: link_commands(translate(value)),
+        "line": draw_line,
+    }

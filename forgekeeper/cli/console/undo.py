@@ -12,6 +12,7 @@ from forgekeeper.api.batches import BATCHES
 from forgekeeper.audit import lookup
 from forgekeeper.cli.audit import fill_template, list_subjects
 from forgekeeper.cli.console.pages import PageRequest, page
+from forgekeeper.cli.console.texts import TranslatableText
 from forgekeeper.ledger.limits import NO_AMOUNT, RunTotal
 from forgekeeper.platform.database import now
 from forgekeeper.platform.settings import Settings
@@ -28,7 +29,7 @@ PostgreSQL ends a session of the console that is idle in a transaction for 2 s.
 """
 
 
-@page("/undo", "undo.html", "Undo", timeout_seconds=12, live=False)
+@page("/undo", "undo.html", TranslatableText("Undo"), timeout_seconds=12, live=False)
 def show_undo(request: PageRequest) -> dict[str, Any]:
     """Show how to undo deletions of each kind of record, and how many records can be restored."""
     instant, kinds = now(), [one for one in list_subjects() if one.undone and one.batch and one.record]

@@ -57,11 +57,23 @@ class Window:
     Every page that it has opened is watched; `wrong` is what was not right, `requests` what was asked for.
     """
 
-    def __init__(self, browser, console, *, width=WIDE, scheme="light", javascript=True, allowed=NOT_READY, like=None):
+    def __init__(
+        self,
+        browser,
+        console,
+        *,
+        width=WIDE,
+        scheme="light",
+        javascript=True,
+        allowed=NOT_READY,
+        like=None,
+        language="en",
+    ):
         self.console, self._allowed = console, re.compile(allowed)
-        self.name = f"{width} pixels, {scheme}{'' if javascript else ', no JavaScript'}"
+        self.name = f"{width} pixels, {scheme}, {language}{'' if javascript else ', no JavaScript'}"
         self.wrong, self.requests = [], []
         options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "reduced_motion": "reduce"}
+        options["locale"] = language
         if like is not None:
             options["storage_state"] = like.context.storage_state()
         self.context = browser.new_context(base_url=console.url, java_script_enabled=javascript, **options)

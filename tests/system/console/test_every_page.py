@@ -1,4 +1,4 @@
-"""Every page, wide and narrow, light and dark, by keyboard alone and without JavaScript, of an installation that has lived.
+"""Every page, wide and narrow, light and dark, by keyboard alone, without JavaScript and in Japanese, of an installation that has lived.
 
 In it every text that comes from outside wants to be run as a script: a page that runs one fails.
 """
@@ -99,10 +99,11 @@ def console(_migrated, urls, folder):
 
 @pytest.fixture(scope="module")
 def windows(console, chromium):
-    """A wide window, a narrow one and one without JavaScript, in which an operator has signed in."""
+    """A wide window, a narrow one, one without JavaScript and a narrow one in Japanese, in which an operator has signed in."""
     wide = Window(chromium, console).sign_in("ada")
     opened = [wide, Window(chromium, console, width=NARROW, like=wide)]
     opened.append(Window(chromium, console, javascript=False, like=wide))
+    opened.append(Window(chromium, console, width=NARROW, like=wide, language="ja"))
     yield opened
     for one in opened:
         one.close()
@@ -115,13 +116,14 @@ def filled(console, address):
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_a_page_fits_and_can_be_used_by_everybody(address, console, windows, axe):
-    wide, narrow, without_javascript = windows
+    wide, narrow, without_javascript, japanese = windows
     path = filled(console, address)
 
     wrong = [
         *_shown(wide, path, [_misfits, _inaccessible(axe), _unreachable]),
         *_shown(narrow, path, [_misfits, _inaccessible(axe)]),
         *_shown(without_javascript, path, [_misfits]),
+        *_shown(japanese, path, [_misfits, _inaccessible(axe), _untranslated]),
     ]
 
     assert wrong == []
@@ -146,6 +148,12 @@ def _misfits(page):
     """Name what makes the page wider than the window."""
     if not page.evaluate(FITS):
         yield f"it is wider than the window: {page.evaluate(STICKS_OUT)}"
+
+
+def _untranslated(page):
+    """Name the language of a page if it is not Japanese."""
+    if (language := page.evaluate("document.documentElement.lang")) != "ja":
+        yield f"it is in {language}"
 
 
 def _inaccessible(axe):

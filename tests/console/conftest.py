@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from forgekeeper.cli.console.reading import ANSWER_VALID_SECONDS
+from forgekeeper.cli.console.reading import ANSWER_VALID_SECONDS, NO_ANSWER_SENTENCE
 from tests.harness.console import Console
 from tests.harness.ports import free_ports
 from tests.harness.programs import eventually
@@ -59,7 +59,10 @@ ASKED = {}
 
 @pytest.fixture
 def seen(shared):
-    """Request a page of the file's console, after its cached answer of the last request has expired."""
+    """Request a page of the file's console, after its cached answer of the last request has expired.
+
+    On a busy machine a page may be shown before the servers answer.  Then it is requested again, as browsers do.
+    """
 
     def ask(path, **settings):
         console, asked = shared(**settings), urlsplit(path)
@@ -67,7 +70,8 @@ def seen(shared):
         question = (console.url, asked.path, *sorted(parse_qsl(asked.query)))
         expired = ASKED.get(question, 0.0) + ANSWER_VALID_SECONDS
         time.sleep(max(0.0, expired - time.monotonic()))
-        answer = console.get(path)
+        while NO_ANSWER_SENTENCE in (answer := console.get(path)).text:
+            pass
         ASKED[question] = time.monotonic()
         return answer
 

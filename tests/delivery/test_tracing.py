@@ -1,6 +1,7 @@
 """Spans of runs, children and chunks: sent by real processes to a real receiver in the place of a collector."""
 
 import gzip
+import logging
 import subprocess
 import sys
 import time
@@ -154,6 +155,9 @@ def test_the_environment_names_the_service(database, collector, monkeypatch):
 @pytest.mark.parametrize("answer", [answer_never, answer_with(503)])
 def test_a_collector_that_is_ill_delays_no_span_and_the_end_by_a_second(tracing, collector, answer):
     collector.answer = answer
+    # The exporter retries after this test, and its complaints would be in the output of later tests.
+    for name in ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     began = time.monotonic()
     for run in range(3_000):
         tracing.start_attempt(clean_project_refs, run=run, attempt=None, key="k").end(0, None, None)

@@ -19,10 +19,12 @@ PAIRS = {ROOT / "README.ja.md": ROOT / "README.md"} | {
     page: DOCS / page.relative_to(JAPANESE) for page in sorted(JAPANESE.rglob("*.md"))
 }
 """The English original of each Japanese page."""
-TRANSLATED = {english: japanese for japanese, english in PAIRS.items()} | {
-    DOCS / folder.relative_to(JAPANESE): folder for folder in JAPANESE.rglob("*/")
-}
-"""The Japanese page or folder of each English page or folder that has one."""
+TRANSLATED = (
+    {english: japanese for japanese, english in PAIRS.items()}
+    | {DOCS / folder.relative_to(JAPANESE): folder for folder in JAPANESE.rglob("*/")}
+    | {picture.with_name(picture.name.replace("_ja.", ".")): picture for picture in DOCS.rglob("*_ja.png")}
+)
+"""The Japanese page, folder or picture of each English page, folder or picture that has one."""
 ORIGINALS = {japanese: english for english, japanese in TRANSLATED.items()}
 FENCE = re.compile(r"^ *```\w*\n.*?^ *```$", re.MULTILINE | re.DOTALL)
 ITEM = r" *(?:[*-]|\d+\.) "

@@ -23,7 +23,7 @@ TRANSLATING = {"_", "gettext", "ngettext", "pgettext", "TranslatableText"}
 """Functions whose constants are messages."""
 TRANSLATED = [language for language in languages.LANGUAGES if language != languages.DEFAULT_LANGUAGE]
 MARK = re.compile(r'%\(\w+\)s|<[^>]+>|["<&]')
-"""What a translation may neither add nor drop: placeholders and HTML."""
+"""Parts that a translation has to keep: placeholders and HTML."""
 ENGLISH = re.compile(r"[A-Za-z]{2} | [A-Za-z]{2}|[A-Z][a-z]")
 """A text of several words, or that begins like a sentence; names of fields and formats of numbers do not."""
 SENTENCE = re.compile(r"[a-z]+ [a-z]+ [a-z]+")

@@ -182,15 +182,22 @@ def format_time(instant: datetime | None) -> str:
     return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "never"
 
 
-def format_duration(duration: timedelta) -> str:
-    """Format a duration: tenths of a second below a minute, two units above."""
+def split_duration(duration: timedelta) -> dict[str, str]:
+    """Return the numbers of a duration by their units: tenths of a second below a minute, two units above."""
     seconds = max(0.0, duration.total_seconds())
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return {"s": f"{seconds:.1f}"}
     minutes, hours = round(seconds) // 60, round(seconds) // 3600
     if hours == 0:
-        return f"{minutes} min {round(seconds) % 60} s"
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+        return {"min": str(minutes), "s": str(round(seconds) % 60)}
+    if hours < 48:
+        return {"h": str(hours), "min": str(minutes % 60)}
+    return {"days": str(hours // 24), "h": str(hours % 24)}
+
+
+def format_duration(duration: timedelta) -> str:
+    """Format a duration with its units."""
+    return " ".join(f"{number} {unit}" for unit, number in split_duration(duration).items())
 
 
 def format_relative_time(instant: datetime, now: datetime) -> str:

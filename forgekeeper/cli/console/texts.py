@@ -5,12 +5,11 @@ A page's facts are shared by everybody who asks for its address, so texts are tr
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta
 from gettext import NullTranslations
 from typing import Any, Self
 
-from forgekeeper.cli.terminal import format_duration
+from forgekeeper.cli.terminal import split_duration
 
 
 class TranslatableText(str):
@@ -37,7 +36,7 @@ DURATION_TEXTS = {
     ("h", "min"): TranslatableText("%(h)s h %(min)s min"),
     ("days", "h"): TranslatableText("%(days)s days %(h)s h"),
 }
-"""Texts of durations by their units, as `format_duration` writes them."""
+"""Texts of durations by their units, as `split_duration` returns them."""
 
 
 def translate_text(translations: NullTranslations, value: Any) -> Any:
@@ -51,7 +50,7 @@ def translate_text(translations: NullTranslations, value: Any) -> Any:
 
 def describe_duration(duration: timedelta) -> TranslatableText:
     """Describe a duration with the units and the precision of the commands."""
-    numbers = {unit: number for number, unit in re.findall(r"([\d.]+) (\w+)", format_duration(duration))}
+    numbers = split_duration(duration)
     return TranslatableText(DURATION_TEXTS[tuple(numbers)].pattern, **numbers)
 
 
